@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxlaunch.accelerators import ACCELERATORS, Accelerator, Source
 from jaxlaunch.launcher.platforms import runtime, table
-from jaxlaunch.launcher.platforms.facts import Access, Fact, Instance, Nodes, PlatformFacts
+from jaxlaunch.launcher.platforms.facts import Fact, Instance, Nodes, PlatformFacts, PodSecurity
 
-_Known = Nodes | Instance | Access | Fact[Any]
+_Known = Nodes | Instance | PodSecurity | Fact[Any]
 
 _INTRODUCTION = """\
 # Platforms
@@ -103,7 +103,7 @@ def find_sources(module: ModuleType) -> list[Source]:
 
 def find_facts(value: Any) -> Iterator[_Known]:
     """Yield every fact in a value, at any depth."""
-    if isinstance(value, Nodes | Instance | Access | Fact):
+    if isinstance(value, Nodes | Instance | PodSecurity | Fact):
         yield value
         if isinstance(value, Nodes):
             yield from find_facts((value.plugins, value.gib_tuner))

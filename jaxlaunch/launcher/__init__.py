@@ -1,1 +1,1 @@
-"""The command line: jobs on this machine and on clusters."""
+"""The launcher: it runs jobs on this machine and on clusters."""

@@ -1,4 +1,4 @@
-"""The command `launcher`, which Ctrl-C ends without a traceback during its imports too."""
+"""Entry point of the command `launcher`. Ctrl-C during its imports prints no traceback."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Errors that a user or an administrator can fix. Any other exception is our bug.
 
-UserError            2  a file, an argument or a value of the user's
-├── JobFaultsError   2  all that is wrong with one job.yaml, at once
-└── ClusterError     3  the cluster cannot be reached, or refuses
-    ├── ApiError          3  the API server refused: its own message
-    └── UnreachableError  3  no answer came
+The number is the exit code of the command that the error ends.
+
+UserError                2  a file, an argument or a value of the user is wrong
+├── JobFaultsError       2  all faults of one job.yaml
+└── ClusterError         3  the cluster cannot be reached, or rejects a request
+    ├── ApiError         3  the API server answered with an error
+    └── UnreachableError 3  the API server did not answer
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 # Path of a key, such as ("volumes", 0, "path").
 KeyPath = tuple[str | int, ...]
 
-# A file of another kind has a fault on every line, which would fill screens.
+# A file that is not a job has a fault on nearly every line.
 MAX_SHOWN_FAULTS = 50
 
 
@@ -55,13 +57,13 @@ class UserError(Exception):
 
 
 class ClusterError(UserError):
-    """Ends the command with exit code 3: the cluster, not the job's file, must be fixed."""
+    """The cluster must be fixed, and not the job's file. The command ends with exit code 3."""
 
     exit_code = 3
 
 
 class ApiError(ClusterError):
-    """The API server answered with an error: its own message is kept whole."""
+    """The API server answered with an error, whose message is shown unchanged."""
 
     def __init__(
         self,
@@ -83,35 +85,41 @@ class ApiError(ClusterError):
 
 
 class UnreachableError(ClusterError):
-    """No answer came. A request that was `sent` may have been carried out all the same."""
+    """The server did not answer. If `was_sent`, it may still have processed the request."""
 
     def __init__(self, message: str, hint: str | None = None, *, sent: bool = False) -> None:
         super().__init__(message, hint)
         self.was_sent = sent
 
 
-def exceeds_quota(fault: ClusterError) -> bool:
-    """Return whether a ResourceQuota is used up.
+def exceeds_quota(error: ClusterError) -> bool:
+    """Return whether a ResourceQuota rejected the request.
 
-    The server checks quotas first, also for objects that exist and in dry runs.
+    The server checks quotas before anything else, even for objects that exist and in dry runs.
     """
-    return isinstance(fault, ApiError) and fault.status == 403 and "exceeded quota" in fault.message
+    return isinstance(error, ApiError) and error.status == 403 and "exceeded quota" in error.message
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One fault of a job: a message, and a hint."""
+    """One fault of a job: a message, and a hint.
+
+    Attributes:
+        path: Path of the key that is wrong.
+        message: Sentence that says what is wrong.
+        hint: Advice on how to fix it.
+        location: Place such as "job.yaml:14", or "train.steps=abc (override)".
+        line: Line by which faults are sorted.
+        related_paths: All keys that the check compared.
+        not_finite: The value as written if it is .inf or .nan.
+    """
 
     path: KeyPath
     message: str
     hint: str | None = None
-    # A place such as "job.yaml:14", or "train.steps=abc (override)".
     location: str = ""
-    # The line by which faults are sorted.
     line: int = 0
-    # All keys that the fault is about.
     related_paths: tuple[KeyPath, ...] = dataclasses.field(default=(), compare=False)
-    # The .inf or .nan that is the value.
     not_finite: str | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -120,7 +128,7 @@ class Fault:
 
 
 class JobFaultsError(UserError):
-    """All faults of a job, in the order of its lines."""
+    """The faults of a job, sorted by line."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.line))

@@ -1,4 +1,4 @@
-"""The sections of docs/troubleshooting.md, and that of an exit code. Pure."""
+"""Commands that show the sections of docs/troubleshooting.md. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def section_command(name: str) -> str:
 
 
 def command_for_code(code: int) -> str | None:
-    """Return the link for an exit code, or None if there is nothing to fix."""
+    """Return the command that explains an exit code, or None if there is nothing to fix."""
     name = contract.OUTCOMES[code].section if code in contract.OUTCOMES else "exit-codes"
     return None if name is None else section_command(name)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from jaxlaunch.launcher.errors import KeyPath
 
-# The largest number of characters of a value or a key.
+# Longer values and keys are shortened in messages.
 MAX_SHOWN_CHARS = 60
-# Characters that a terminal obeys: C0, DEL and C1 except tab and newline. They can set the
-# clipboard (OSC 52) or the title, and clear the screen. And characters that are not visible as
-# such: marks that change the direction of text, have no width, or end a line or paragraph for some
-# readers (Unicode's Cf, Zl and Zp), and surrogates, which stand for bytes of a name that is not
+# Control characters that a terminal executes: C0, DEL and C1 except tab and newline. They can set
+# the clipboard (OSC 52) or the title, and clear the screen. Also characters that a reader cannot
+# see: marks that change the direction of text, have no width, or end a line or paragraph in some
+# programs (Unicode's Cf, Zl and Zp), and surrogates, which represent bytes of a name that is not
 # UTF-8.
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -23,28 +23,28 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
 
 
 def shorten_text(text: str) -> str:
-    """Return the text, shortened to a length that fits into a line."""
+    """Return the text, shortened to `MAX_SHOWN_CHARS` characters."""
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
 def format_key_path(path: KeyPath) -> str:
-    """Return `volumes.0.path`, as overrides write it too."""
+    """Format a path as in overrides: `volumes.0.path`."""
     return ".".join(shorten_text(str(key)) for key in path)
 
 
 def join_choices(options: Sequence[object]) -> str:
-    """Return `1, 2 or 4`."""
+    """Join options as `1, 2 or 4`."""
     *others, last = map(str, options)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return `1 host`, `4 hosts`, `2 processes`."""
+    """Format a count with its noun: `1 host`, `4 hosts`, `2 processes`."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def format_duration(value_s: float) -> str:
-    """Return the shortest way to write whole seconds: 5400 is 1h30m."""
+    """Format whole seconds in the shortest form: 5400 is 1h30m."""
     remaining_s, parts = int(value_s), []
     for letter, unit in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         number, remaining_s = divmod(remaining_s, unit)
@@ -53,13 +53,13 @@ def format_duration(value_s: float) -> str:
     return "".join(parts) or "0s"
 
 
-def format_size(number: float) -> str:
-    """Return `131.2 MiB`."""
-    if number < 1000:
-        return f"{number:.0f} B"
+def format_size(size_bytes: float) -> str:
+    """Format a number of bytes: `131.2 MiB`."""
+    if size_bytes < 1000:
+        return f"{size_bytes:.0f} B"
     units = ("KiB", "MiB", "GiB")
-    power = next((power for power in (1, 2) if number / 1024**power < 1000), 3)
-    return f"{number / 1024**power:.1f} {units[power - 1]}"
+    power = next((power for power in (1, 2) if size_bytes / 1024**power < 1000), 3)
+    return f"{size_bytes / 1024**power:.1f} {units[power - 1]}"
 
 
 def os_error_reason(error: OSError) -> str:
@@ -68,18 +68,21 @@ def os_error_reason(error: OSError) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """Return the text with its control characters written out, such as an escape."""
+    """Replace control characters by their escapes."""
     return CONTROL.sub(lambda match: escape_character(match[0], "\\x{:02x}"), text)
 
 
-def escape_character(character: str, narrow: str) -> str:
-    """Return a character as its number; `narrow` is the form below 256."""
+def escape_character(character: str, byte_format: str) -> str:
+    """Return the escape of a character; `byte_format` is the format of code points below 256."""
     code = ord(character)
-    return (narrow if code < 0x100 else "\\u{:04x}" if code < 0x10000 else "\\U{:08x}").format(code)
+    return (byte_format if code < 0x100 else "\\u{:04x}" if code < 0x10000 else "\\U{:08x}").format(
+        code
+    )
 
 
 def escape_except_colours(text: str) -> str:
-    """Return a line of a program, made visible, but with its colours; they end with the line."""
-    texts_and_colours = _COLOUR.split(text)
-    shown = [part if at % 2 else escape_controls(part) for at, part in enumerate(texts_and_colours)]
-    return "".join(shown) + ("\x1b[0m" if len(shown) > 1 else "")
+    """Escape the control characters of a line except its colours, which are reset at its end."""
+    # Every second part is a colour.
+    parts = _COLOUR.split(text)
+    parts[::2] = map(escape_controls, parts[::2])
+    return "".join(parts) + ("\x1b[0m" if len(parts) > 1 else "")

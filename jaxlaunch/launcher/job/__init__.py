@@ -1,1 +1,1 @@
-"""From job.yaml to a JobSpec, or to all of its errors."""
+"""The schema of job.yaml, and the validation that reports all faults of a file at once."""

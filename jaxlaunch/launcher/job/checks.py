@@ -1,8 +1,8 @@
 """Checks across the keys of a job. Pure: no cluster is read.
 
-A check lists the keys that it relies on and is skipped if one of them already has a fault, so that
-one mistake is reported once. A check without keys examines each entry of a list or a
-mapping; wrong entries are removed before it runs.
+A check lists the keys that it reads and is skipped if one of them already has a fault, so that one
+mistake is reported once. A check that lists no keys examines the entries of a list or a mapping,
+from which invalid entries have been removed before it runs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ _MAX_OFFERED_DIVISORS = 9
 # Above this number of devices, only the mesh itself checks that the rows of a process are
 # contiguous.
 _MAX_SIMULATED_DEVICES = 2**14
-
-
 # The length of a DNS label.
 MAX_NAME_CHARS = 63
 # Linux's MAX_ARG_STRLEN limits `NAME=value`, and an argument, including the terminating zero.
@@ -57,34 +55,40 @@ MAX_VARIABLE_BYTES = 128 * 1024
 # The Job controller appends five random characters to the name of a pod.
 _POD_NAME_SUFFIX = "-abcde"
 
+# Variables that the launcher sets, in addition to those that begin with JAXLAUNCH_.
 CONTRACT_ENV = {
-    *(contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.COORDINATOR_BIND),
-    *(contract.NUM_PROCESSES, contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS),
+    contract.INDEX,
+    contract.TRAIN_SPEC,
+    contract.COORDINATOR,
+    contract.COORDINATOR_BIND,
+    contract.NUM_PROCESSES,
+    contract.PROCESS_ID,
+    contract.LOCAL_DEVICE_IDS,
     contract.NUM_CPU_DEVICES,
 }
 
 _DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
 _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
-_Faults = Callable[[JobSpec], Iterator[Fault]]
-_CHECKS: list[tuple[tuple[KeyPath, ...], _Faults]] = []
+_Check = Callable[[JobSpec], Iterator[Fault]]
+_CHECKS: list[tuple[tuple[KeyPath, ...], _Check]] = []
 
 
-def _check(*relies_on: KeyPath) -> Callable[[_Faults], _Faults]:
+def _check(*keys: KeyPath) -> Callable[[_Check], _Check]:
     """Register a check of a job, which is skipped if one of these keys has a fault."""
 
-    def register(find: _Faults) -> _Faults:
-        _CHECKS.append((relies_on, find))
-        return find
+    def register(check: _Check) -> _Check:
+        _CHECKS.append((keys, check))
+        return check
 
     return register
 
 
 def find_faults(job: JobSpec, broken_paths: Collection[KeyPath]) -> Iterator[Fault]:
-    """Yield the faults of all checks that do not rely on a broken key."""
-    for relies_on, check in _CHECKS:
-        if not any(keys_overlap(path, key) for path in broken_paths for key in relies_on):
+    """Yield the faults of all checks that read no broken key."""
+    for keys, check in _CHECKS:
+        if not any(keys_overlap(path, key) for path in broken_paths for key in keys):
             for fault in check(job):
-                yield dataclasses.replace(fault, related_paths=relies_on)
+                yield dataclasses.replace(fault, related_paths=keys)
 
 
 def is_contract_variable(name: str) -> bool:
@@ -109,20 +113,20 @@ def _name_faults(job: JobSpec) -> Iterator[Fault]:
 
 @_check(*_DEVICES)
 def _pod_count_faults(job: JobSpec) -> Iterator[Fault]:
-    """Refuse more pods than one indexed Job supports, which slices or a topology may request."""
+    """Refuse more pods than an indexed Job supports. `hosts` alone is limited by its type."""
     if job.pod_count > MAX_PODS:
         shape = f"{format_count(job.slices, 'slice')} of {format_count(job.pods, 'host')}"
         message = f"{shape} are {job.pod_count} pods, and {MAX_PODS} is the most that is supported."
         yield Fault(("hosts",), message)
 
 
-# Codes of a shell for a command that it cannot start.
+# Exit codes of a shell that cannot start a command.
 _SHELL_CODES = {126: "the command is not executable", 127: "the command is not found"}
 
 
 @_check(("restarts", "codes"))
 def _requeue_code_faults(job: JobSpec) -> Iterator[Fault]:
-    """Refuse codes that have another meaning, for the agents or for a shell."""
+    """Refuse exit codes that already have a meaning, for the agents or for a shell."""
     meanings = {code: f"`{row.cause}`: {row.meaning}" for code, row in contract.OUTCOMES.items()}
     meanings[contract.LEFT_GANG] = "`SIGTERM`: the process was told to stop"
     meanings |= _SHELL_CODES
@@ -189,13 +193,13 @@ def _topology_faults(job: JobSpec) -> Iterator[Fault]:
         if topology is not None:
             yield Fault(path, f"{setting} does not apply to {kind}.", "leave it out.")
         return
-    offered = join_choices(facts.listed_topologies())
+    choices = join_choices(facts.listed_topologies())
     if facts.dimensions == 3:
-        offered += ", or multiples of 4x4x4"
+        choices += ", or multiples of 4x4x4"
     if topology is None:
-        yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {offered}.")
+        yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {choices}.")
     elif not facts.accepts_topology(topology):
-        yield Fault(path, f"{setting} is not a slice of {kind}.", f"use {offered}.")
+        yield Fault(path, f"{setting} is not a slice of {kind}.", f"use {choices}.")
     else:
         yield from _tpu_slice_faults(job, kind, topology)
 
@@ -213,7 +217,7 @@ def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
 
 @_check(("accelerator",))
 def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
-    """Refuse a resource of other devices than those of the type, which JAX would not find."""
+    """Refuse a resource of other devices than the accelerator's type. JAX would not find them."""
     path: KeyPath = ("accelerator", "resource")
     kind, resource = job.accelerator.type, job.accelerator.resource
     if resource is None:
@@ -234,9 +238,8 @@ def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
         types = {"cuda": "gpu", "rocm": "amdgpu", "plugin": "plugin"}
         hint = f"write type: {types[platform]}." if platform in types else "leave it out."
         yield Fault(path, message, hint)
-    elif platform == "tpu" and resource != RESOURCE_NAMES["tpu"].value:
-        usual = RESOURCE_NAMES["tpu"].value
-        yield Fault(path, f"{setting} is not that of a TPU, {usual}.", "leave it out.")
+    elif platform == "tpu" and resource != (tpu_resource := RESOURCE_NAMES["tpu"].value):
+        yield Fault(path, f"{setting} is not that of a TPU, {tpu_resource}.", "leave it out.")
     elif "/mig-" in resource and job.accelerator.per_host > 1:
         # NVIDIA, MIG user guide, "CUDA device enumeration": a process enumerates one MIG device,
         # however many its container has.
@@ -250,18 +253,14 @@ def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
 def _compute_domain_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.compute_domain and not ACCELERATORS[kind].joins_hosts:
-        supported = join_choices(
-            [name for name, facts in ACCELERATORS.items() if facts.joins_hosts]
-        )
-        hint = f"leave it out: NVLink joins hosts of {supported} alone."
+        types = [name for name, facts in ACCELERATORS.items() if facts.joins_hosts]
+        hint = f"leave it out: NVLink joins hosts of {join_choices(types)} alone."
         yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 
 
 def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
-    chips, per_host = (
-        math.prod(accelerators.parse_topology(topology) or ()),
-        job.accelerator.per_host,
-    )
+    chips = math.prod(accelerators.parse_topology(topology) or ())
+    per_host = job.accelerator.per_host
     allowed_counts, host_count = accelerators.chips_per_host(kind, topology), chips // per_host
     if per_host not in allowed_counts:
         message = f"accelerator.per_host = {per_host} is not what a host of {kind} {topology} has."
@@ -276,16 +275,16 @@ def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]
 
 @_check(("processes_per_host",), ("accelerator",))
 def _process_faults(job: JobSpec) -> Iterator[Fault]:
-    processes, available = job.processes_per_host, job.accelerator.devices_per_host
+    processes, devices = job.processes_per_host, job.accelerator.devices_per_host
     path: KeyPath = ("processes_per_host",)
     setting = f"processes_per_host = {processes}"
     if job.accelerator.platform == "tpu":
         if job.process_count_per_host != 1:
             message = f"{setting} does not apply to a TPU."
             yield Fault(path, message, "leave it out: one process drives a host.")
-    elif isinstance(processes, int) and available % processes:
-        choices = join_choices(nearest_divisors(available, target=processes))
-        message = f"{setting} does not divide accelerator.per_host = {available}."
+    elif isinstance(processes, int) and devices % processes:
+        choices = join_choices(nearest_divisors(devices, target=processes))
+        message = f"{setting} does not divide accelerator.per_host = {devices}."
         yield Fault(path, message, f"use {choices}, or all for one process per device.")
 
 
@@ -324,9 +323,12 @@ def _network_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def network_fault(network: Network, kind: str, platform: str | None) -> Fault | None:
-    """Return why this network cannot connect hosts with this accelerator, or None.
+    """Return the fault of a network that cannot connect hosts with this accelerator, or None.
 
-    `platform` is None before the cluster defaults are applied.
+    Args:
+        network: Network of the job or of the cluster defaults.
+        kind: Type of the accelerator.
+        platform: Platform of the cluster; None before the cluster defaults are applied.
     """
     name = network if isinstance(network, str) else network.profile
     if name in ("default", "hostnetwork"):
@@ -344,16 +346,16 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
 
 @_check()
 def _volume_faults(job: JobSpec) -> Iterator[Fault]:
-    index_of_mount: dict[str, int] = {}
+    index_by_mount: dict[str, int] = {}
     for index, volume in enumerate(job.volumes):
         mount, path = volume.path.rstrip("/"), ("volumes", index, "path")
         setting = f"volumes.{index}.path = {volume.path}"
-        if mount in index_of_mount:
-            message = f"{setting} is also volumes.{index_of_mount[mount]}'s."
+        if mount in index_by_mount:
+            message = f"{setting} is also volumes.{index_by_mount[mount]}'s."
             yield Fault(path, message, "mount each elsewhere.")
         elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
             yield Fault(path, f"{setting} is reserved for the launcher.", "mount it elsewhere.")
-        index_of_mount.setdefault(mount, index)
+        index_by_mount.setdefault(mount, index)
         if isinstance(volume, Bucket) and "," in volume.bucket:
             setting = f"volumes.{index}.bucket = {shorten_text(volume.bucket)}"
             reason = "which would end its folder's name in the options of the mount."
@@ -468,14 +470,14 @@ def _pod_spec_faults(spec: dict[str, Any]) -> Iterator[Fault]:
         if key in spec:
             yield Fault(("pod", "spec", key), f"pod.spec.{key} is set by the launcher.", hint)
     path: KeyPath = ("pod", "spec", "containers")
-    unnamed = ("pod.spec.containers is merged by name.", "give each a name.")
+    message, hint = "pod.spec.containers is merged by name.", "give each a name."
     containers = spec.get("containers", [])
     if not isinstance(containers, list):
-        yield Fault(path, *unnamed)
+        yield Fault(path, message, hint)
         return
     for index, container in enumerate(containers):
         if not isinstance(container, dict) or not isinstance(container.get("name"), str):
-            yield Fault((*path, index), *unnamed)
+            yield Fault((*path, index), message, hint)
         elif container["name"] == MAIN_CONTAINER:
             yield from _main_container_faults(container, (*path, index))
 
@@ -510,7 +512,7 @@ def _task_faults(job: JobSpec) -> Iterator[Fault]:
 
 @_check(("accelerator",))
 def _trainer_faults(job: JobSpec) -> Iterator[Fault]:
-    """Refuse the built-in trainer where it is untested and its image has no JAX."""
+    """Refuse the built-in trainer on platforms where it is untested and its image has no JAX."""
     unsupported = {"rocm": "ROCm", "plugin": "plugins of JAX"}
     if job.train is not None and (name := unsupported.get(job.accelerator.platform)) is not None:
         reason = f"the built-in trainer does not support {name}."
@@ -532,9 +534,9 @@ def describe_devices(job: JobSpec) -> str:
 
 
 def nearest_divisors(number: int, target: int = 1) -> list[int]:
-    """Return the divisors of a number; if there are many, those closest to `target`."""
-    low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    divisors = sorted({*low, *(number // divisor for divisor in low)})
+    """Return the divisors of a number in order; if there are many, those closest to `target`."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = sorted({*small, *(number // divisor for divisor in small)})
     divisors.sort(key=lambda divisor: abs(math.log(divisor / max(1, target))))
     return sorted(divisors[:_MAX_OFFERED_DIVISORS])
 
@@ -552,19 +554,21 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
         message = f"train.mesh.{axis} = {sizes[axis]} does not divide {describe_devices(job)}."
         options = join_choices(nearest_divisors(job.devices, target=sizes[axis]))
         yield Fault((*MESH, axis), message, f"use {options}, or -1 to take what remains.")
-    fixed = math.prod(sizes.values())
-    if wrong_axes or (job.devices % fixed == 0 and (is_open or fixed == job.devices)):
+    fixed_product = math.prod(sizes.values())
+    if wrong_axes or (
+        job.devices % fixed_product == 0 and (is_open or fixed_product == job.devices)
+    ):
         return
-    # The hint names the one axis to change, or the number of devices to request.
-    hint = f"make the axes smaller, or ask for {fixed} devices or a multiple of that."
-    fixes = [
-        f"{axis}: {job.devices * size // fixed}"
+    hint = f"make the axes smaller, or ask for {fixed_product} devices or a multiple of that."
+    # It suffices to change one of these axes.
+    axis_sizes = [
+        f"{axis}: {job.devices * size // fixed_product}"
         for axis, size in sizes.items()
-        if job.devices * size % fixed == 0 and (axis != "ep" or size != 1)
+        if job.devices * size % fixed_product == 0 and (axis != "ep" or size != 1)
     ]
-    if fixes and not is_open:
-        hint = f"write {join_choices(fixes)}; -1 on one axis takes what remains."
-    needs = f"{'alone needs' if is_open else 'needs'} {format_count(fixed, 'device')}"
+    if axis_sizes and not is_open:
+        hint = f"write {join_choices(axis_sizes)}; -1 on one axis takes what remains."
+    needs = f"{'alone needs' if is_open else 'needs'} {format_count(fixed_product, 'device')}"
     message = f"train.mesh: {format_axes(sizes)} {needs}, the job has {describe_devices(job)}."
     yield Fault(MESH, message, hint)
 
@@ -576,18 +580,18 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
         return
     sizes = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True))
     dcn = job.train.mesh.dcn
-    spanned = math.prod(dcn.values())
-    if dcn and spanned != job.slices:
-        shape = " × ".join(f"{axis} {times}" for axis, times in dcn.items())
-        spans = f"spans {format_count(spanned, 'slice')}, the job has {job.slices}."
+    dcn_slices = math.prod(dcn.values())
+    if dcn and dcn_slices != job.slices:
+        shape = " × ".join(f"{axis} {factor}" for axis, factor in dcn.items())
+        spans = f"spans {format_count(dcn_slices, 'slice')}, the job has {job.slices}."
         hint = "leave it out, or set slices."
         if job.slices > 1:
             hint = f"its product must be {job.slices}."
         yield Fault((*MESH, "dcn"), f"train.mesh.dcn: {shape} {spans}", hint)
-    for axis, times in dcn.items():
-        if sizes[axis] % times:
-            message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."
-            hint = f"use {join_choices(nearest_divisors(sizes[axis], target=times))}."
+    for axis, factor in dcn.items():
+        if sizes[axis] % factor:
+            message = f"train.mesh.dcn.{axis} = {factor} does not divide {axis} = {sizes[axis]}."
+            hint = f"use {join_choices(nearest_divisors(sizes[axis], target=factor))}."
             yield Fault((*MESH, "dcn", axis), message, hint)
 
 
@@ -595,7 +599,7 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
 def batch_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for a batch without equal shards and micro-batches."""
     train = job.train
-    if train is None or not mesh_fits(job) or not _is_in_spec(train, "batch"):
+    if train is None or not mesh_fits(job) or not _is_final(train, "batch"):
         return
     sizes = dict(zip(BATCH_AXES, train.mesh.resolve(job.devices), strict=False))
     divisor = math.prod(sizes.values()) * train.accumulate
@@ -612,11 +616,11 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
 @_check(*_LAYOUT, ("train", "model"), ("train", "task"))
 def model_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for model sizes that do not split over mp or ep."""
-    if job.train is None or not mesh_fits(job) or not _is_in_spec(job.train, "model"):
+    if job.train is None or not mesh_fits(job) or not _is_final(job.train, "model"):
         return
     model, (_, _, ep, mp) = job.train.model, job.train.mesh.resolve(job.devices)
     yield from _expert_faults(job.train, ep)
-    # Sizes that are not set are those of the folder of init_from.
+    # The folder of init_from defines the sizes that the job does not set.
     is_partial = isinstance(model, PublishedModel) and model.is_partial
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
@@ -641,8 +645,8 @@ def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
         yield Fault(path, message, f"use a multiple of {ep}, or another ep.")
 
 
-def _is_in_spec(train: TrainSpec, key: str) -> bool:
-    """Return whether the spec determines `key`. A user's task may have another default for it."""
+def _is_final(train: TrainSpec, key: str) -> bool:
+    """Return whether the value of a key is final. A user's task may have another default for it."""
     return train.task in TASK_DEFAULTS or key in train.model_fields_set
 
 
@@ -650,23 +654,23 @@ def _is_in_spec(train: TrainSpec, key: str) -> bool:
 def row_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield a fault if processes hold overlapping rows of the batch that are not contiguous.
 
-    The rule is that of `rows` in trainer/parallel/mesh.py. On TPUs the torus determines the order
-    of devices, so only the mesh itself can check it.
+    The rule is that of `rows` in trainer/parallel/mesh.py. This check simulates the assignment of
+    devices to processes. On TPUs the torus determines it, so only the mesh itself can check them.
     """
     if job.accelerator.platform == "tpu" or job.train is None or not mesh_fits(job):
         return
     if job.devices > _MAX_SIMULATED_DEVICES or job.devices % job.processes:
         return
     sizes = job.train.mesh.resolve(job.devices)
-    dcn = {str(axis): parts for axis, parts in job.train.mesh.dcn.items()}
-    slice_sizes = [dcn.get(axis, 1) for axis in MESH_AXES]
-    pairs = list(zip(sizes, slice_sizes, strict=True))
-    if math.prod(slice_sizes) != job.slices or any(size % times for size, times in pairs):
+    dcn = {str(axis): factor for axis, factor in job.train.mesh.dcn.items()}
+    dcn_sizes = [dcn.get(axis, 1) for axis in MESH_AXES]
+    pairs = list(zip(sizes, dcn_sizes, strict=True))
+    if math.prod(dcn_sizes) != job.slices or any(size % factor for size, factor in pairs):
         return
-    sizes_in_slice = [size // times for size, times in pairs]
+    sizes_in_slice = [size // factor for size, factor in pairs]
     # The shard of the batch that each device holds, in the order of processes.
     shards: list[int] = []
-    for coordinates in itertools.product(*map(range, (*slice_sizes, *sizes_in_slice))):
+    for coordinates in itertools.product(*map(range, (*dcn_sizes, *sizes_in_slice))):
         shard = 0
         for axis in range(len(BATCH_AXES)):
             axis_shard = coordinates[axis] * sizes_in_slice[axis] + coordinates[len(sizes) + axis]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from jaxlaunch.launcher.errors import KeyPath
 
 # Well-known token formats.
-TOKENS = (
+_TOKENS = (
     r"\b(?:sk-(?:ant-api\d+|proj|svcacct|admin|or-v1)-[\w-]{20,}|(?:sk-|[rs]k_(?:live|test)_)[A-Za-z0-9]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|cbt|ptt)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}"
     r"|xox[abprs]-[\w-]{10,}|xapp-[\w-]{20,}|A[KS]IA[0-9A-Z]{16}\b|AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"
@@ -27,37 +27,37 @@ TOKENS = (
     r"|hooks\.slack\.com/services/T\w+/B\w+/\w{20,}|(?:Account|SharedAccess)Key=[A-Za-z0-9+/=]{40,})"
     r"|[?&](?:sig|X-Amz-Signature|X-Goog-Signature)=[\w%+/=-]{20,}"
 )
-# Keys without a recognizable format, which are found by the name that a program reads them from.
-NAMED_KEYS = (
+# Keys without a recognizable format. They are found by the name from which a program reads them.
+_NAMED_KEYS = (
     r"(?<![\w$.?&:-])(?P<name>(?i:wandb_api_key|comet_api_key|neptune_api_token|kaggle_key|npmAuthToken"
     r"|aws_?secret_?access_?key|aws_session_token|azure_storage_key))\\?[\"']?\]?\s{0,3}[:=]\s{0,3}\\?[\"']?"
-    r"(?=[\w+/=~-]*\d)(?P<here>[\w+/=~-]{16,})(?![\w+/=~.(\[-])"
+    r"(?=[\w+/=~-]*\d)(?P<secret>[\w+/=~-]{16,})(?![\w+/=~.(\[-])"
 )
 # The separator of a URL that may contain a user. github://org:repo@commit contains none.
-SCHEME = r"(?<!github)://"
+_SCHEME = r"(?<!github)://"
 # A value that begins with one of these is a placeholder of a shell or a template.
 _LITERAL = r"(?![$<{%*])"
 _AUTHORIZATION = (
     rf"(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token))\s+{_LITERAL}[\w.~+/=-]{{6,}}"
 )
-_FORMS = re.compile(
-    rf"{TOKENS}|{NAMED_KEYS}|-----BEGIN [A-Z ]*PRIVATE "
-    rf"KEY|{SCHEME}[^/\s:@]*:{_LITERAL}[^/\s@]+@(?!sha\d+:)|{_AUTHORIZATION}"
+_CREDENTIAL = re.compile(
+    rf"{_TOKENS}|{_NAMED_KEYS}|-----BEGIN [A-Z ]*PRIVATE "
+    rf"KEY|{_SCHEME}[^/\s:@]*:{_LITERAL}[^/\s@]+@(?!sha\d+:)|{_AUTHORIZATION}"
     rf"|\A\s*(?i:bearer)\s+{_LITERAL}\S+\s*\Z|\b[Bb]earer\s+(?=[\w.~+/-]*\d)[\w.~+/=-]{{16,}}"
 )
-_PRIVATE_BLOCKS = {"env", "secrets", "command", "pod", "init", "args", "eval_args", "annotations"}
+_PRIVATE_KEYS = {"env", "secrets", "command", "pod", "init", "args", "eval_args", "annotations"}
 
 
 def has_credential(text: str, name: str = "") -> bool:
     """Return whether a text, or the value of a variable with this name, looks like a credential."""
-    return _FORMS.search(text) is not None or (
-        name != "" and re.search(NAMED_KEYS, f"{name}={text}") is not None
+    return _CREDENTIAL.search(text) is not None or (
+        name != "" and re.search(_NAMED_KEYS, f"{name}={text}") is not None
     )
 
 
 def is_private_path(path: KeyPath) -> bool:
     """Return whether values below this path must never be shown in messages."""
-    return not _PRIVATE_BLOCKS.isdisjoint(path)
+    return not _PRIVATE_KEYS.isdisjoint(path)
 
 
 def walk_strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
@@ -65,13 +65,13 @@ def walk_strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict | list):
-        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from walk_strings(below, (*path, key))
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from walk_strings(item, (*path, key))
 
 
-# Lower-case names of files in which programs store credentials, with the folder if the name alone
-# is ambiguous.
-_NAMES: tuple[str, ...] = (
+# Patterns of the lower-case names of files in which programs store credentials. Those whose name
+# alone is ambiguous are in _FILE_PATHS, with their folder.
+_FILE_NAMES: tuple[str, ...] = (
     *(".env*", "*.env", ".netrc*", "_netrc", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf"),
     *(".s3cfg", ".boto", ".htpasswd", ".dockercfg", ".databrickscfg", ".vault-token"),
     *(".vault[_-]pass*", "*.tfvars", "*.tfstate*", "id_rsa*", "id_dsa*", "id_ecdsa*"),
@@ -81,12 +81,12 @@ _NAMES: tuple[str, ...] = (
     *("application_default_credentials.json", "service[_-]account*.json", "credentials"),
     *("credentials.*", "*[._-]credentials.*", "secrets.*", "*[._-]secrets.*"),
 )
-_PATHS: tuple[str, ...] = (
+_FILE_PATHS: tuple[str, ...] = (
     *(".aws/*", ".azure/*", ".docker/config.json", ".gnupg/*", ".kube/*", ".oci/*", ".ssh/id_*"),
     *(".config/gcloud/*", ".config/gh/hosts.yml", "huggingface/token"),
     "huggingface/stored_tokens",
 )
-# Source code and documentation may have names that contain "credentials" or "secrets".
+# Source code and documentation may be named after credentials or secrets without containing any.
 _HARMLESS_SUFFIXES = {
     *("py", "pyi", "md", "rst", "ipynb", "sh", "go", "js", "jsx", "ts", "tsx", "html", "css", "c"),
     *("cc", "cpp", "cu", "h", "hpp", "rs", "java", "rb", "proto"),
@@ -102,47 +102,47 @@ _PLACEHOLDER_PASSWORDS = {
     *("foo", "bar", "mypassword", "mypass", "mysecret"),
 }
 # A printf conversion such as %s. In a URL, a % is followed by two hexadecimal digits.
-_FORMATTED = re.compile(r"%(?![0-9A-Fa-f]{2})")
-# Shorter passwords, as in http://a:b@host, occur in tests.
-_SHORTEST_PASSWORD = 4
-# A random value contains at least this many different characters.
-_FEWEST_CHARACTERS = 6
+_PRINTF_CONVERSION = re.compile(r"%(?![0-9A-Fa-f]{2})")
+# Shorter passwords, as in http://a:b@host, are those of tests.
+_MIN_PASSWORD_CHARS = 4
+# A value with fewer different characters is not random.
+_MIN_DISTINCT_CHARS = 6
 
-# Pairs of a description, empty for the matched name, and a pattern whose group `here` is the
-# credential.
-_FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
+# Pairs of a description, empty for the matched name, and a pattern whose group `secret` is
+# the credential.
+_FILE_PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "a private key",
         r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:\\[nr]|\s)+(?:[A-Za-z-]+: [^\n]*\s+)*"
-        r"(?P<here>[A-Za-z0-9+/=]{16,})",
+        r"(?P<secret>[A-Za-z0-9+/=]{16,})",
     ),
-    ("a token", rf"(?P<here>{TOKENS})"),
+    ("a token", rf"(?P<secret>{_TOKENS})"),
     (
         "a URL with a password",
-        rf"{SCHEME}(?P<user>[^\s:/@\"'`<>{{}}$%,;()\[\]]*):(?P<here>[\w.!#^&+=~%-]+)@(?!sha\d+:)[\w-]",
+        rf"{_SCHEME}(?P<user>[^\s:/@\"'`<>{{}}$%,;()\[\]]*):(?P<secret>[\w.!#^&+=~%-]+)@(?!sha\d+:)[\w-]",
     ),
     (
         "a token",
-        r"(?i:authorization)[^\n]{0,80}?\b(?i:bearer|basic)\s+(?=[\w.~+/-]*\d)(?P<here>[\w.~+/=-]{20,})",
+        r"(?i:authorization)[^\n]{0,80}?\b(?i:bearer|basic)\s+(?=[\w.~+/-]*\d)(?P<secret>[\w.~+/=-]{20,})",
     ),
-    ("", NAMED_KEYS),
+    ("", _NAMED_KEYS),
     (
         "a token",
         r"(?m)^(?:[^#;\n]*:_(?:authToken|auth|password)\s*=\s*|_(?:authToken|auth|password)=(?=\S*\d))"
-        r"(?P<here>[\w+/=-]{8,})",
+        r"(?P<secret>[\w+/=-]{8,})",
     ),
     # Credentials of netrc, kubectl, docker and wandb, which may be in files with any name.
-    ("a password", r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})"),
-    ("a kubeconfig's key", r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})"),
+    ("a password", r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<secret>[^\s<$]{6,})"),
+    ("a kubeconfig's key", r"\bclient-key-data:\s*(?P<secret>[A-Za-z0-9+/=]{40,})"),
     (
         "a registry's password",
-        r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\"",
+        r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<secret>[A-Za-z0-9+/=]{8,})\"",
     ),
-    ("a key of wandb", r"\bwandb\.login\([^()]{0,200}?[\"'](?P<here>[0-9a-f]{40})[\"']"),
+    ("a key of wandb", r"\bwandb\.login\([^()]{0,200}?[\"'](?P<secret>[0-9a-f]{40})[\"']"),
     (
         "a Secret's data",
         r"(?m)^kind:[ ]*Secret[ ]*$(?:\n(?!---).*){0,30}?\n(?:data|stringData):[ ]*\n"
-        r"[ ]+[\w.-]+:[ ]*(?P<here>[^\s{<]\S{5,})",
+        r"[ ]+[\w.-]+:[ ]*(?P<secret>[^\s{<]\S{5,})",
     ),
 )
 
@@ -160,27 +160,27 @@ def is_credential_file(name: str) -> bool:
     base_name = path.rpartition("/")[2]
     if base_name.endswith(".pub"):
         return False
-    if any(fnmatchcase(path, f"*/{pattern}") for pattern in _PATHS):
+    if any(fnmatchcase(path, f"*/{pattern}") for pattern in _FILE_PATHS):
         return True
     # Hidden files such as .env.sh, and files in a folder of credentials, are not exempt.
     is_hidden = base_name.startswith(".")
     is_harmless = not is_hidden and PurePosixPath(base_name).suffix[1:] in _HARMLESS_SUFFIXES
-    return not is_harmless and any(fnmatchcase(base_name, pattern) for pattern in _NAMES)
+    return not is_harmless and any(fnmatchcase(base_name, pattern) for pattern in _FILE_NAMES)
 
 
 def find_credential(content: bytes) -> CredentialSign | None:
     """Return the first credential in a file, or None. Takes about 0.1 s per MB."""
     text = content.decode("latin-1")
-    for kind, pattern in _FORMS_IN_FILES:
+    for kind, pattern in _FILE_PATTERNS:
         for match in re.finditer(pattern, text):
-            if not _PLACEHOLDER.search(match["here"]) and _is_secret(match):
+            if not _PLACEHOLDER.search(match["secret"]) and _is_secret(match):
                 return CredentialSign(text.count("\n", 0, match.start()) + 1, kind or match["name"])
     return None
 
 
 def _is_secret(match: re.Match[str]) -> bool:
-    value = match["here"]
+    value = match["secret"]
     if "user" not in match.re.groupindex:
-        return len(set(value)) >= _FEWEST_CHARACTERS
-    is_placeholder = value.lower() in _PLACEHOLDER_PASSWORDS or _FORMATTED.search(value)
-    return not is_placeholder and len(value) >= _SHORTEST_PASSWORD and value != match["user"]
+        return len(set(value)) >= _MIN_DISTINCT_CHARS
+    is_placeholder = value.lower() in _PLACEHOLDER_PASSWORDS or _PRINTF_CONVERSION.search(value)
+    return not is_placeholder and len(value) >= _MIN_PASSWORD_CHARS and value != match["user"]

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, Tag, ValidationError
 
 from jaxlaunch.launcher.errors import Fault, JobFaultsError, UserError
 from jaxlaunch.launcher.job import messages
-from jaxlaunch.launcher.job.introspection import Words, discriminate_by_key
+from jaxlaunch.launcher.job.introspection import TypeDescription, discriminate_by_key
 from jaxlaunch.launcher.job.schema import AcceleratorType, Network, Toleration
 from jaxlaunch.launcher.job.types import (
     AbsolutePath,
@@ -34,8 +34,8 @@ from jaxlaunch.trainer.spec import Block, Positive, check_bucket_url
 
 DEFAULT_USER = 1000
 
-# The user of the pods: a number, root with only the capabilities that the network needs, or root in
-# a privileged container.
+# The user of the pods: a number; root, which has only the capabilities that the network needs; or
+# privileged, which is root in a privileged container.
 User = Positive | Literal["root", "privileged"]
 
 
@@ -64,7 +64,7 @@ class CheckpointUrl(Block):
         str,
         Field(pattern=r"^(gs|s3)://[^\s/]+(/\S*)?$"),
         AfterValidator(check_bucket_url),
-        Words("a folder such as gs://bucket/runs"),
+        TypeDescription("a folder such as gs://bucket/runs"),
     ] = Field(description="a URL below which each job has a folder with its name")
 
 
@@ -191,16 +191,16 @@ class Defaults(Block):
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDefaults:
-    """The keys and the document that they were read from, by default those of no file."""
+    """The cluster defaults and the document that they were read from."""
 
     values: Defaults = Defaults()
     source: Document = dataclasses.field(default_factory=lambda: Document("cluster defaults"))
 
 
 def load_defaults(path: Path | None) -> ClusterDefaults:
-    """Read the cluster defaults from a file, plain or as the only entry of a ConfigMap.
+    """Read the cluster defaults from a file, which may also be a ConfigMap with one entry.
 
-    Without a path, return the built-in defaults. Raises JobFaultsError with all faults, and
+    Without a path, the built-in defaults are returned. Raises JobFaultsError with all faults, and
     UserError if the file cannot be read.
     """
     if path is None:
@@ -212,12 +212,12 @@ def load_defaults(path: Path | None) -> ClusterDefaults:
 
 
 def parse_defaults(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
-    """Parse the cluster defaults in a text, which faults call `name`. Raises JobFaultsError."""
+    """Parse a text as cluster defaults. Faults show `name` as its file. Raises JobFaultsError."""
     return _validate_defaults(reader.parse_document(text, name))
 
 
 def read_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
-    """Parse the cluster defaults in a ConfigMap. Raises JobFaultsError and UserError."""
+    """Read the cluster defaults from a ConfigMap. Raises JobFaultsError and UserError."""
     return _validate_defaults(_config_map_entry(config_map, name))
 
 

@@ -21,11 +21,16 @@ from jaxlaunch.launcher.errors import KeyPath
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
-    """The description of a type in messages, and a correction of a near miss."""
+class TypeDescription:
+    """The description of a type in messages.
+
+    Attributes:
+        text: End of the sentence "hosts = x is not …".
+        suggest: Returns a hint for an invalid text that is close to a valid one, or None.
+    """
 
     text: str
-    suggest: Callable[[str], str | None] = lambda written: None
+    suggest: Callable[[str], str | None] = lambda text: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Type:
 
     @classmethod
     def from_annotation(cls, annotation: Any, constraints: tuple[Any, ...] = ()) -> Type:
-        """Parse an annotation, with additional constraints."""
+        """Split an annotation, and add constraints of an outer one."""
         nullable = False
         while True:
             origin, arguments = get_origin(annotation), get_args(annotation)
@@ -49,8 +54,10 @@ class Type:
                 annotation, nullable = functools.reduce(operator.or_, members), True
             else:
                 break
-        nested = (item.metadata if isinstance(item, FieldInfo) else [item] for item in constraints)
-        return cls(annotation, tuple(itertools.chain.from_iterable(nested)), nullable)
+        flattened = itertools.chain.from_iterable(
+            item.metadata if isinstance(item, FieldInfo) else [item] for item in constraints
+        )
+        return cls(annotation, tuple(flattened), nullable)
 
     @classmethod
     def from_field(cls, field: FieldInfo) -> Type:
@@ -100,7 +107,7 @@ class Type:
         return get_args(self.bare) if get_origin(self.bare) is Literal else ()
 
     def find_member(self, label: Any) -> Type | None:
-        """Return the alternative that a validation error names by tag, class or literal key."""
+        """Return the alternative that pydantic calls `label`: a tag, a class or a literal."""
         for member in self.members:
             tags = {item.tag for item in member.constraints if isinstance(item, Tag)}
             if member.model is not None:
@@ -118,15 +125,15 @@ def block_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spot:
-    """The location of a validation error.
+class ErrorLocation:
+    """The location of a validation error in a document and in its schema.
 
     Attributes:
         path: Path of the value, or of the key if `is_key`.
         kind: Type that the schema expects there; None for an unknown key.
         block: Block that contains the key.
-        union: Path of the last union on the way.
-        label: Name of the union's alternative in the error.
+        union: Path of the innermost union that contains the value, or None.
+        label: Pydantic's name of the alternative of that union.
         is_key: Whether the key is wrong, not the value.
         root: Schema in which the path begins.
     """
@@ -140,28 +147,30 @@ class Spot:
     root: type[BaseModel] = BaseModel
 
 
-def find_spot(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
-    """Return the spot of an error's `loc`, which mixes keys with names of alternatives."""
-    spot, key_type = Spot((), Type(model), None, root=model), None
-    for element in location:
-        kind = spot.kind
+def locate_error(model: type[BaseModel], loc: tuple[str | int, ...]) -> ErrorLocation:
+    """Resolve the `loc` of a validation error, which mixes keys with names of alternatives."""
+    location, key_type = ErrorLocation((), Type(model), None, root=model), None
+    for element in loc:
+        kind = location.kind
         if element == "[key]":
-            return dataclasses.replace(spot, kind=key_type, is_key=True)
+            return dataclasses.replace(location, kind=key_type, is_key=True)
         if kind is not None and kind.members:
             member = kind.find_member(element)
-            spot = dataclasses.replace(spot, kind=member, union=spot.path, label=element)
+            location = dataclasses.replace(
+                location, kind=member, union=location.path, label=element
+            )
             continue
-        spot = dataclasses.replace(spot, path=(*spot.path, element))
+        location = dataclasses.replace(location, path=(*location.path, element))
         if kind is None:
             continue
         if kind.model is not None:
             field = block_fields(kind.model).get(str(element))
             field_type = None if field is None else Type.from_field(field)
-            spot = dataclasses.replace(spot, kind=field_type, block=kind.model)
+            location = dataclasses.replace(location, kind=field_type, block=kind.model)
         else:
             key_type = kind.keys
-            spot = dataclasses.replace(spot, kind=kind.items or kind.values)
-    return spot
+            location = dataclasses.replace(location, kind=kind.items or kind.values)
+    return location
 
 
 def types_at(model: type[BaseModel], path: KeyPath) -> list[Type]:
@@ -194,7 +203,7 @@ def nested_blocks(kind: Type) -> list[type[BaseModel]]:
     return kind.models if kind.model is None else [kind.model]
 
 
-# --- in words -------------------------------------------------------------------------------------
+# --- descriptions of types in messages ------------------------------------------------------------
 
 _PATTERNS: Mapping[Any, str] = {r"^[\w.]+:[\w.]+$": "a name of the form module:Name"}
 _BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
@@ -209,7 +218,11 @@ _TYPE_NAMES: Mapping[Any, str] = {
 
 def describe_type(kind: Type) -> str:
     """Describe a type, as the end of "hosts = x is not …"."""
-    texts = [constraint.text for constraint in kind.constraints if isinstance(constraint, Words)]
+    texts = [
+        constraint.text
+        for constraint in kind.constraints
+        if isinstance(constraint, TypeDescription)
+    ]
     if texts:
         return texts[-1]
     if kind.members:
@@ -243,7 +256,7 @@ def _describe_union(kind: Type) -> str:
 
 
 def discriminate_by_key(*keys: str) -> Discriminator:
-    """Return a discriminator by the first of these keys that the block has."""
+    """Return a discriminator that selects a block by the first of these keys that it has."""
 
     def find_tag(value: Any) -> str | None:
         mapping = vars(value) if isinstance(value, BaseModel) else value
@@ -272,7 +285,7 @@ def describe_choices(kind: Type) -> str:
 
 
 def _describe_bounds(kind: Type) -> str:
-    # An integer is shown with all digits, as the upper bound of a seed has twenty.
+    # Integers are shown with all digits. The format `g` would round the largest seed, which has 20.
     bounds = {
         key: str(bound) if isinstance(bound, int) else f"{bound:g}"
         for key in _BOUNDS

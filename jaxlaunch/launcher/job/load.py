@@ -35,15 +35,15 @@ __all__ = [
     "read_run_job",
 ]
 
-# Replaces a required value that is wrong, so that the rest can still be checked. Never part of a
-# result.
+# Valid values that replace required values with faults, so that the rest can still be checked. They
+# are never part of a result.
 _STAND_INS: dict[KeyPath, Any] = {
     ("name",): "x",
     ("accelerator",): {"type": "cpu"},
     ("train", "task"): "stand_in:Task",
 }
 _MISSING = object()
-# Each round removes what the previous one refused.
+# Limits the loop in case that a fault has no value that can be removed.
 _MAX_ROUNDS = 8
 
 
@@ -66,7 +66,7 @@ def read_job(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
 
 
 def read_job_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
-    """Read a job from a text, which faults call `name`. Raises JobFaultsError."""
+    """Read a job from a text. Faults show `name` as its file. Raises JobFaultsError."""
     source = reader.parse_document(text, name)
     return JobFile(_build_job(source), source, folder)
 
@@ -77,9 +77,9 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def read_run_job(folder: Path, overrides: Sequence[str] = (), root: Path | None = None) -> JobSpec:
-    """Read the job that a run folder contains. Raises JobFaultsError, UserError.
+    """Read the job of a run folder. Raises JobFaultsError and UserError.
 
-    With `root`, links inside that folder are not followed, because other users may write to it.
+    Links inside `root` are not followed, because other users may write to that folder.
     """
     opener = regular_files.open_regular if root is None else regular_files.make_opener(root)
     return _build_job(reader.read_document(folder / "job.yaml", opener), overrides)
@@ -123,7 +123,7 @@ def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
 
 def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
     """Return the specification as far as it is valid, and add all faults to `faults`."""
-    data = _texts_as_written(source)
+    data = _restore_verbatim_values(source)
     unsupported = list(_unsupported_faults(source.data))
     broken_paths = {fault.path for fault in (*faults, *unsupported) if fault.path}
     faults += [
@@ -133,7 +133,7 @@ def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
         *unsupported,
     ]
     for path in broken_paths:
-        _remove_fault(data, path)
+        _remove_value(data, path)
     for _ in range(_MAX_ROUNDS):
         try:
             spec = JobSpec.model_validate(data)
@@ -145,7 +145,7 @@ def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
                 if not any(path and fault.path[: len(path)] == path for path in broken_paths)
             ]
             for fault in new_faults:
-                broken_paths |= {fault.path, _remove_fault(data, fault.path)}
+                broken_paths |= {fault.path, _remove_value(data, fault.path)}
             if len(faults) > MAX_SHOWN_FAULTS:
                 return None
         else:
@@ -154,8 +154,8 @@ def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
     return None
 
 
-def _texts_as_written(source: Document) -> Any:
-    """Return the data with scalars as written where text is expected, such as `--lr 3e-4`."""
+def _restore_verbatim_values(source: Document) -> Any:
+    """Return a copy of the data with scalars as written where text is expected: `--lr 3e-4`."""
     data = copy.deepcopy(source.data)
     for block in VERBATIM_KEYS:
         items = data.get(block)
@@ -166,8 +166,8 @@ def _texts_as_written(source: Document) -> Any:
     return data
 
 
-def _remove_fault(data: Any, path: KeyPath) -> KeyPath:
-    """Remove the value at a path, or the nearest block above it; return the removed path."""
+def _remove_value(data: Any, path: KeyPath) -> KeyPath:
+    """Remove the value at a path, or the nearest block around it; return the removed path."""
     path = tuple(itertools.takewhile(lambda key: not isinstance(key, int), path))
     while path:
         block = messages.value_at(data, path[:-1])
@@ -180,14 +180,14 @@ def _remove_fault(data: Any, path: KeyPath) -> KeyPath:
     return path
 
 
-# --- faults of the text, before types are validated -----------------------------------------------
+# --- checks of the plain data, before its types are validated -------------------------------------
 
 
 def _credential_faults(data: Any) -> Iterator[Fault]:
     reasons = data.get("allow_literal")
     reasons = reasons if isinstance(reasons, dict) else {}
     for path, text in credentials.walk_strings(data):
-        # The environment variable whose value this is, if any.
+        # The name of the environment variable, if the text is the value of one.
         name = str(path[-1]) if path[0] == "env" else ""
         if path[-1] == "value" and path[0] != "env":
             name = str(messages.value_at(data, (*path[:-1], "name")) or "")
@@ -206,12 +206,12 @@ def _credential_faults(data: Any) -> Iterator[Fault]:
 
 
 def _ambiguous_number_faults(source: Document) -> Iterator[Fault]:
-    """Yield faults for numbers such as 010 that YAML 1.1 and 1.2 read differently."""
+    """Yield faults for numbers such as 010, which YAML 1.1 and 1.2 read differently."""
     for path, text in source.texts.items():
         if path[:1] and path[0] not in VERBATIM_KEYS and reader.has_two_readings(text):
             setting, decimal = messages.describe_setting(source, path), int(text)
-            older = "text" if set(text) & set("89") else int(text, 8)
-            readings = f"{decimal} in YAML 1.2, {older} in YAML 1.1."
+            octal = "text" if set(text) & set("89") else int(text, 8)
+            readings = f"{decimal} in YAML 1.2, {octal} in YAML 1.1."
             hint = f'write {decimal}, or "{text}" for text.'
             yield Fault(path, f"{setting} has two readings: {readings}", hint)
 
@@ -226,7 +226,7 @@ def _program_faults(data: Any) -> Iterator[Fault]:
         yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
 
 
-# Keys, and the values of each that are not supported yet; empty for all values.
+# Keys whose values, or all of whose values if none are listed, are not supported yet.
 _UNSUPPORTED: Mapping[KeyPath, tuple[str, ...]] = {
     ("jobs",): (),
     ("train", "mesh", "cp"): (),
@@ -250,21 +250,28 @@ def _unsupported_faults(data: Any) -> Iterator[Fault]:
 
 
 def dump_job(job: JobSpec) -> str:
-    """Return the job as YAML, including overrides. Reading it gives an equal job.
+    """Return the job as YAML, including overrides. Reading it returns an equal job.
 
-    Defaults are not written, because they would then take precedence over the defaults of the task.
+    Defaults are not written, because they would take precedence over the defaults of the task.
     """
     return writer.render_document(job.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """A parsed override of the command line."""
+    """A parsed override of the command line.
+
+    Attributes:
+        path: Path of the key that it sets.
+        value: Plain data of the value.
+        texts: Plain scalars of the value as written, by their path in the job.
+        shown: The argument as messages show it, without secrets.
+    """
 
     path: KeyPath
     value: Any
-    texts: Mapping[KeyPath, str]  # of the value's plain scalars, by their path in the job
-    shown: str  # the argument as messages repeat it
+    texts: Mapping[KeyPath, str]
+    shown: str
 
 
 def parse_override(argument: str) -> Override | Fault:
@@ -301,7 +308,7 @@ def override_argument(key: str, value: Any) -> str:
 
 
 def put_override(override: Override, data: Any) -> Fault | None:
-    """Set the value in plain data; return a fault if a list or a scalar is in the way."""
+    """Set the value in plain data; return a fault if its path leads through a scalar or a gap."""
     path = override.path
     for depth, key in enumerate(path, 1):
         if isinstance(data, dict):
@@ -323,9 +330,9 @@ def _is_list(path: KeyPath) -> bool:
 
 
 def _missing_entry_fault(override: Override, depth: int) -> Fault:
-    above, key = override.path[:depth], override.path[depth]
-    form = "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
-    message = f"{format_key_path(above)} has no entry {shorten_text(str(key))}."
+    parent, key = override.path[:depth], override.path[depth]
+    form = "list instead, as [value]" if _is_list(parent) else "block instead, as {key: value}"
+    message = f"{format_key_path(parent)} has no entry {shorten_text(str(key))}."
     return _override_fault(override.shown, message, f"set the whole {form}.")
 
 
@@ -341,7 +348,7 @@ def _redact_argument(argument: str) -> str:
     """Return the argument as messages show it, shortened and without secrets."""
     key, equals, text = argument.partition("=")
     is_private = credentials.is_private_path(_parse_path(key))
-    # Without an equals sign, everything after the first name may be the value.
+    # Without an equals sign, everything after the first key may be a secret value.
     if is_private and not equals:
         return f"{key.partition('.')[0]}…"
     is_hidden = is_private or credentials.has_credential(text)

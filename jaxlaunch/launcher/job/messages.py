@@ -16,14 +16,14 @@ from pydantic_core import ErrorDetails
 
 from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, KeyPath
 from jaxlaunch.launcher.job import credentials, introspection
-from jaxlaunch.launcher.job.introspection import Spot, Type, Words
+from jaxlaunch.launcher.job.introspection import ErrorLocation, Type, TypeDescription
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import MAX_SHOWN_CHARS, format_key_path, join_choices, shorten_text
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.launcher.yaml.reader import Document
 from jaxlaunch.spelling import find_completions, find_nearest
 
-# Credentials are searched in this many characters of a value.
+# Only this many characters of a value are searched for credentials.
 _MAX_SEARCHED_CHARS = 1000
 # The error type of a default that depends on another key that is wrong.
 _DEFAULT_NOT_CALLED = "default_factory_not_called"
@@ -70,30 +70,33 @@ def translate_errors(
     """Yield the faults of a file, at most one per path, sorted by line and limited in number."""
     errors = error.errors(include_url=False, include_input=False)[:_MAX_TRANSLATED_ERRORS]
     details = [
-        (introspection.find_spot(schema, detail["loc"]), detail)
+        (introspection.locate_error(schema, detail["loc"]), detail)
         for detail in errors
         if detail["type"] != _DEFAULT_NOT_CALLED
     ]
     details.sort(key=lambda pair: document.locate(Fault(pair[0].path, "")).line)
+    # The alternatives of each union that report errors.
     labels: dict[KeyPath, set[str]] = {}
-    for original_spot, _ in details:
-        if original_spot.union is not None:
-            labels.setdefault(original_spot.union, set()).add(str(original_spot.label))
+    for original_location, _ in details:
+        if original_location.union is not None:
+            labels.setdefault(original_location.union, set()).add(str(original_location.label))
     reported: set[tuple[KeyPath, bool]] = set()
-    for original_spot, detail in details:
-        spot: Spot | None = original_spot
-        if original_spot.union is not None and len(labels[original_spot.union]) > 1:
-            spot = _resolve_alternative(original_spot, original_spot.union, document)
-        if spot is None or len(reported) > 2 * MAX_SHOWN_FAULTS:
+    for original_location, detail in details:
+        location: ErrorLocation | None = original_location
+        if original_location.union is not None and len(labels[original_location.union]) > 1:
+            location = _resolve_alternative(original_location, original_location.union, document)
+        if location is None or len(reported) > 2 * MAX_SHOWN_FAULTS:
             continue
-        if (spot.path, spot.is_key) not in reported:
-            reported.add((spot.path, spot.is_key))
-            yield _translate_error(spot, detail, document)
+        if (location.path, location.is_key) not in reported:
+            reported.add((location.path, location.is_key))
+            yield _translate_error(location, detail, document)
 
 
-def _resolve_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
-    """Return the spot if its alternative fits the value, the union if none does, else None."""
-    value, kind = value_at(document.data, union), introspection.types_at(spot.root, union)[0]
+def _resolve_alternative(
+    location: ErrorLocation, union: KeyPath, document: Document
+) -> ErrorLocation | None:
+    """Return the location if its alternative fits the value, that of the union if none does."""
+    value, kind = value_at(document.data, union), introspection.types_at(location.root, union)[0]
     candidates = [
         member
         for member in kind.members
@@ -101,36 +104,40 @@ def _resolve_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot
         or (member.items is not None and isinstance(value, list))
     ]
     if not candidates:
-        return Spot(union, kind, spot.block, root=spot.root)
-    return spot if kind.find_member(spot.label) in candidates else None
+        return ErrorLocation(union, kind, location.block, root=location.root)
+    return location if kind.find_member(location.label) in candidates else None
 
 
-def _translate_error(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
-    path, setting = spot.path, format_key_path(spot.path)
+def _translate_error(location: ErrorLocation, detail: ErrorDetails, document: Document) -> Fault:
+    path, setting = location.path, format_key_path(location.path)
     if detail["type"] == "extra_forbidden":
-        return _unknown_key_fault(spot)
+        return _unknown_key_fault(location)
     if detail["type"] == "missing":
         hint = _EXAMPLES.get(path)
-        if hint is None and spot.block is not None and spot.kind is not None:
-            field = introspection.block_fields(spot.block)[str(path[-1])]
+        if hint is None and location.block is not None and location.kind is not None:
+            field = introspection.block_fields(location.block)[str(path[-1])]
             hint = f"{path[-1]}: {field.description}."
-            if spot.kind.literals:
-                hint = f"it is {introspection.describe_type(spot.kind)}."
+            if location.kind.literals:
+                hint = f"it is {introspection.describe_type(location.kind)}."
         return Fault(path, f"{setting} is missing.", hint)
     if detail["type"].startswith("union_tag"):
-        return _unknown_block_fault(spot, document)
-    if spot.is_key:
-        expected = introspection.describe_type(spot.kind) if spot.kind else "one of its keys"
+        return _unknown_block_fault(location, document)
+    if location.is_key:
+        expected = (
+            introspection.describe_type(location.kind) if location.kind else "one of its keys"
+        )
         name = json.dumps(shorten_text(str(path[-1])), ensure_ascii=False)
         parent = format_key_path(path[:-1])
         return Fault(path, f"{parent} has the key {name}, which is not {expected}.")
     # The value is not a block, so all alternatives are named.
-    if path == spot.union and spot.kind is not None:
-        spot = Spot(path, introspection.types_at(spot.root, path)[0], spot.block, root=spot.root)
+    if path == location.union and location.kind is not None:
+        location = ErrorLocation(
+            path, introspection.types_at(location.root, path)[0], location.block, root=location.root
+        )
     error = detail.get("ctx", {}).get("error")
     if not isinstance(error, ValueError):
-        return _wrong_value_fault(spot, document)
-    # Our validators raise either a predicate or a sentence.
+        return _wrong_value_fault(location, document)
+    # The messages of our validators are predicates or whole sentences.
     if re.match(r"(does|needs|is|must) ", str(error)):
         return Fault(path, f"{describe_setting(document, path)} {error}.")
     return Fault(path, f"{setting}: {error}.")
@@ -151,35 +158,37 @@ def add_expected_number(fault: Fault) -> Fault:
     return fault
 
 
-def _find_words(kind: Type) -> Words | None:
-    return next((item for item in kind.constraints if isinstance(item, Words)), None)
+def _find_description(kind: Type) -> TypeDescription | None:
+    return next((item for item in kind.constraints if isinstance(item, TypeDescription)), None)
 
 
-def _unknown_key_fault(spot: Spot) -> Fault:
-    key = str(spot.path[-1])
-    parent = format_key_path(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
+def _unknown_key_fault(location: ErrorLocation) -> Fault:
+    key = str(location.path[-1])
+    parent = (
+        format_key_path(location.path[:-1]) or location.root.__name__.removesuffix("Spec").lower()
+    )
     name = "…" if credentials.has_credential(key) else shorten_text(key)
     message = f'unknown key "{name}" in {parent}.'
-    keys = list(introspection.block_fields(spot.block)) if spot.block is not None else []
-    if spot.union is not None and (sibling_hint := _alternative_hint(key, spot)):
-        return Fault(spot.path, message, sibling_hint)
+    keys = list(introspection.block_fields(location.block)) if location.block is not None else []
+    if location.union is not None and (sibling_hint := _alternative_hint(key, location)):
+        return Fault(location.path, message, sibling_hint)
     key_prefix = key[:MAX_SHOWN_CHARS]
     suggestions = (
         [f'"{match}"' for match in find_nearest(key_prefix, keys)]
-        or _find_elsewhere(key, spot)
+        or _find_in_other_blocks(key, location)
         or [f'"{match}"' for match in find_completions(key_prefix, keys)]
     )
     if suggestions:
-        return Fault(spot.path, f"{message} Did you mean {join_choices(suggestions)}?")
+        return Fault(location.path, f"{message} Did you mean {join_choices(suggestions)}?")
     hint = f"its keys are {', '.join(keys)}."
-    if len(keys) > 20 and spot.root is JobSpec:
+    if len(keys) > 20 and location.root is JobSpec:
         hint = "`launcher schema --markdown` lists every key."
-    return Fault(spot.path, message, hint)
+    return Fault(location.path, message, hint)
 
 
-def _find_elsewhere(key: str, spot: Spot) -> list[str]:
-    """Return the quoted keys of this name nearest to the top of the schema, if they are few."""
-    paths = [path for path, _ in introspection.walk_fields(spot.root) if path[-1] == key]
+def _find_in_other_blocks(key: str, location: ErrorLocation) -> list[str]:
+    """Return the quoted paths of this key that are nearest to the top of the schema, if few."""
+    paths = [path for path, _ in introspection.walk_fields(location.root) if path[-1] == key]
     depth = min(map(len, paths), default=0)
     nearest_paths = dict.fromkeys(path for path in paths if len(path) == depth)
     suffix = " at the top level" if depth == 1 else ""
@@ -187,9 +196,9 @@ def _find_elsewhere(key: str, spot: Spot) -> list[str]:
     return quoted if len(quoted) <= 3 else []
 
 
-def _alternative_hint(key: str, spot: Spot) -> str | None:
+def _alternative_hint(key: str, location: ErrorLocation) -> str | None:
     """Return a hint for a key that belongs to another alternative of the union."""
-    kind = introspection.types_at(spot.root, spot.union or ())[0]
+    kind = introspection.types_at(location.root, location.union or ())[0]
     models = [block for block in kind.models if key in introspection.block_fields(block)]
     discriminator = introspection.discriminator_key(kind)
     if not models:
@@ -201,17 +210,17 @@ def _alternative_hint(key: str, spot: Spot) -> str | None:
     return f"it goes with {discriminator}: {join_choices(names)}." if names else None
 
 
-def _unknown_block_fault(spot: Spot, document: Document) -> Fault:
+def _unknown_block_fault(location: ErrorLocation, document: Document) -> Fault:
     """Return the fault of a union of blocks whose discriminator is missing or unknown."""
-    kind = introspection.types_at(spot.root, spot.path)[0]
-    value, expected = value_at(document.data, spot.path), introspection.describe_type(kind)
+    kind = introspection.types_at(location.root, location.path)[0]
+    value, expected = value_at(document.data, location.path), introspection.describe_type(kind)
     key = introspection.discriminator_key(kind)
     if not isinstance(value, dict):
-        return Fault(spot.path, _mismatch_message(document, spot.path, expected))
+        return Fault(location.path, _mismatch_message(document, location.path, expected))
     if key is None:
         keys = expected.removeprefix("a block with one of ")
-        return Fault(spot.path, f"{format_key_path(spot.path)} has none of {keys}.")
-    path = (*spot.path, key)
+        return Fault(location.path, f"{format_key_path(location.path)} has none of {keys}.")
+    path = (*location.path, key)
     expected = introspection.describe_choices(kind)
     if key not in value:
         return Fault(path, f"{format_key_path(path)} is missing.", f"it is {expected}.")
@@ -228,8 +237,8 @@ def _mismatch_message(document: Document, path: KeyPath, expected: str) -> str:
     return f"{describe_setting(document, path)} is not {expected}."
 
 
-def _wrong_value_fault(spot: Spot, document: Document) -> Fault:
-    path, kind = spot.path, spot.kind or Type(Any)
+def _wrong_value_fault(location: ErrorLocation, document: Document) -> Fault:
+    path, kind = location.path, location.kind or Type(Any)
     value = value_at(document.data, path)
     message = _mismatch_message(document, path, introspection.describe_type(kind))
     if shown_value(document, path) is None:
@@ -238,26 +247,29 @@ def _wrong_value_fault(spot: Spot, document: Document) -> Fault:
         name = path[1] if len(path) > 1 else "NAME"
         advice = f"write {name}: {{name: my-secret, key: token}}"
         return Fault(path, message, f"{advice}; the value itself stays in the Secret.")
-    members = () if _find_words(kind) else kind.members or (kind,)
+    members = () if _find_description(kind) else kind.members or (kind,)
     message += _format_suggestion(
         value, [str(item) for member in members for item in member.literals]
     )
     return Fault(path, message, _suggest_value(kind, value, document.texts.get(path)))
 
 
-def _suggest_value(kind: Type, value: Any, written: str | None) -> str | None:
-    """Return the valid value that was clearly meant, or None. `written` is the text in the file."""
-    if (words := _find_words(kind)) is not None:
-        return words.suggest(value) if isinstance(value, str) else None
+def _suggest_value(kind: Type, value: Any, source_text: str | None) -> str | None:
+    """Return a hint with the value that was clearly meant, or None.
+
+    `source_text` is the value as written in the file.
+    """
+    if (description := _find_description(kind)) is not None:
+        return description.suggest(value) if isinstance(value, str) else None
     if kind.members:
-        suggestions = (_suggest_value(member, value, written) for member in kind.members)
+        suggestions = (_suggest_value(member, value, source_text) for member in kind.members)
         return next(filter(None, suggestions), None)
     if isinstance(value, str):
         return _suggest_for_text(kind, value)
-    if kind.bare is str and written is not None and _is_legal(kind, written):
-        return f'write "{written}", in quotes.'
+    if kind.bare is str and source_text is not None and _is_valid(kind, source_text):
+        return f'write "{source_text}", in quotes.'
     if kind.bare is int and isinstance(value, float) and value.is_integer():
-        return f"write {int(value)}." if _is_legal(kind, int(value)) else None
+        return f"write {int(value)}." if _is_valid(kind, int(value)) else None
     return None
 
 
@@ -267,7 +279,7 @@ def _suggest_for_text(kind: Type, text: str) -> str | None:
         return f"YAML 1.2 reads {text} as text; write {meaning}."
     if kind.bare in (int, float):
         number = _parse_number(text.strip(), kind)
-        has_comma = kind.bare is float and _COMMA.fullmatch(text)
+        has_comma = kind.bare is float and _DECIMAL_COMMA.fullmatch(text)
         form = "with a decimal point" if has_comma else "without quotes or separators"
         return None if number is None else f"write {number}, {form}."
     if "module:Name" in introspection.describe_type(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
@@ -276,21 +288,21 @@ def _suggest_for_text(kind: Type, text: str) -> str | None:
 
 
 # Before three digits, a comma separates thousands in some countries and a fraction in others.
-_GROUPED = re.compile(
+_GROUPED_DIGITS = re.compile(
     r"[-+]?[1-9][0-9]{0,2}(?:(?P<separator>[_, ])[0-9]{3})(?:(?P=separator)[0-9]{3})*(?:\.[0-9]+)?"
 )
-_UNDERSCORES = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
-_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+_UNDERSCORED_DIGITS = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 
 
 def _parse_number(text: str, kind: Type) -> str | None:
     """Return the number in a text with quotes or separators, or None if it is ambiguous."""
-    grouped, digits = _GROUPED.fullmatch(text), text
-    if _COMMA.fullmatch(text) and kind.bare is float:
+    grouped, digits = _GROUPED_DIGITS.fullmatch(text), text
+    if _DECIMAL_COMMA.fullmatch(text) and kind.bare is float:
         if grouped is not None:
             return None
         digits = text.replace(",", ".")
-    elif grouped or _UNDERSCORES.fullmatch(text):
+    elif grouped or _UNDERSCORED_DIGITS.fullmatch(text):
         digits = re.sub(r"[_, ]", "", text)
     try:
         number = reader.resolve_scalar(digits)
@@ -298,10 +310,10 @@ def _parse_number(text: str, kind: Type) -> str | None:
         return None
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
-    return digits if not reader.has_two_readings(digits) and _is_legal(kind, number) else None
+    return digits if not reader.has_two_readings(digits) and _is_valid(kind, number) else None
 
 
-def _is_legal(kind: Type, value: Any) -> bool:
+def _is_valid(kind: Type, value: Any) -> bool:
     annotation: Any = Annotated[kind.bare, *kind.constraints] if kind.constraints else kind.bare
     try:
         TypeAdapter(annotation).validate_python(value, strict=True)

@@ -17,7 +17,7 @@ from pydantic import Field
 from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import ACCELERATORS, Platform
 from jaxlaunch.contract import AgentJob, Requeue
-from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.introspection import TypeDescription
 from jaxlaunch.launcher.job.types import (
     Duration,
     ExitCodeKey,
@@ -53,15 +53,13 @@ else:
     # The names are the rows of jaxlaunch/accelerators.py.
     AcceleratorType = Annotated[
         Literal[tuple(ACCELERATORS)],
-        Words("the name of an accelerator that jaxlaunch knows", names.suggest),
+        TypeDescription("the name of an accelerator that jaxlaunch knows", names.suggest),
     ]
 # Kubernetes' validation limits an indexed Job by maxParallelismForIndexedJob.
 MAX_PODS = 100_000
 PodCount = Annotated[
     int, Field(gt=0), at_most(MAX_PODS, "the most pods that an indexed Job of Kubernetes has")
 ]
-
-
 _ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
 
 
@@ -88,7 +86,7 @@ SWEEP_LABEL = "sweep"
 Tracker = Annotated[
     str,
     Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
-    Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
+    TypeDescription("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
 ]
 
 
@@ -110,6 +108,7 @@ class Tracking(Block):
     )
 
 
+# Keys whose scalars are kept as written: `--lr 3e-4` in a command must not become 0.0003.
 VERBATIM_KEYS = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -117,7 +116,7 @@ def _default_per_host(values: dict[str, Any]) -> int:
     accelerator, topology = ACCELERATORS[values["type"]], values["topology"]
     if accelerator.platform == "tpu" and topology is not None:
         return accelerators.chips_per_host(values["type"], topology)[0]
-    # A resource of another name is a part of a device, of which a host has another number.
+    # Another resource is usually a part of a device, whose number per host is not known.
     return accelerator.per_host if values["resource"] is None else 1
 
 
@@ -142,7 +141,10 @@ class Accelerator(Block):
         "one, and need it",
     )
     resource: (
-        Annotated[_ResourceName, Words("a resource's name, such as nvidia.com/mig-1g.10gb")] | None
+        Annotated[
+            _ResourceName, TypeDescription("a resource's name, such as nvidia.com/mig-1g.10gb")
+        ]
+        | None
     ) = Field(
         None,
         description="the device plugin's resource, such as nvidia.com/mig-1g.10gb, "
@@ -167,7 +169,7 @@ class Accelerator(Block):
 
     @property
     def partition_gb(self) -> int | None:
-        """GB of a part of a GPU whose resource says it, such as nvidia.com/mig-1g.10gb."""
+        """Memory of a MIG device in GB, from the name of its resource; None for a whole GPU."""
         profile = re.search(r"/mig-\d+g\.(\d+)gb", self.resource or "")
         return None if profile is None else int(profile[1])
 
@@ -236,15 +238,15 @@ class Rdma(Block):
     """
 
     profile: Literal["rdma"] = Field(description="rdma, the only profile so far")
-    resource: Annotated[_ResourceName, Words("a resource's name, such as rdma/ib")] = Field(
-        description="the extended resource, such as rdma/ib"
+    resource: Annotated[_ResourceName, TypeDescription("a resource's name, such as rdma/ib")] = (
+        Field(description="the extended resource, such as rdma/ib")
     )
     count: Few = Field(1, description="number of devices per host")
     networks: list[
         Annotated[
             str,
             Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"),
-            Words("a network, such as rdma-vf"),
+            TypeDescription("a network, such as rdma-vf"),
         ]
     ] = Field(
         [],
@@ -329,7 +331,7 @@ class Restarts(Block):
 
 
 def _timeout_field(phase: str, description: str) -> Any:
-    """Return the field of a phase, with the default of the agent."""
+    """Return the field of a phase's timeout, with the agent's default."""
     default = format_duration(contract.TIMEOUTS_S[phase] or 0.0)
     return Field(default, description=description)
 
@@ -367,7 +369,7 @@ class Timeouts(Block, validate_default=True):
 
     def to_seconds(self) -> dict[str, float | None]:
         """Return the timeouts that an agent enforces, in seconds; None if learned or not set."""
-        # The agent has this default, and the digests of other jobs stay as they are.
+        # The agent has this default. Without the key, digests of existing jobs do not change.
         excluded = {contract.FIRST_STEP} if self.first_step is None else set()
         timeouts = {name: value for name, value in self if name not in excluded}
         return {name: None if value == "auto" else value for name, value in timeouts.items()}
@@ -402,7 +404,7 @@ class SecretKey(Block):
     key: Annotated[
         str,
         Field(pattern=r"^[-._a-zA-Z0-9]+$"),
-        Words("a key of a Secret: letters, digits, dots, dashes and _"),
+        TypeDescription("a key of a Secret: letters, digits, dots, dashes and _"),
     ] = Field(description="the key in it")
 
 
@@ -500,14 +502,16 @@ class JobSpec(Block, validate_default=True):
     name: JobName = Field(description="name of the job and of the objects that it creates")
     image: (
         Annotated[
-            str, Field(pattern=r"^\S+$"), Words("an image, such as registry.example/train:1.4")
+            str,
+            Field(pattern=r"^\S+$"),
+            TypeDescription("an image, such as registry.example/train:1.4"),
         ]
         | None
     ) = Field(
         None, description="the container image, for submit; default from the cluster defaults"
     )
     accelerator: Accelerator = Field(description="the devices of a host")
-    hosts_given: PodCount | HostRange = Field(
+    hosts_or_range: PodCount | HostRange = Field(
         default_factory=_default_hosts,
         alias="hosts",
         description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may "
@@ -644,7 +648,7 @@ class JobSpec(Block, validate_default=True):
         Annotated[
             list[Text],
             Field(min_length=1),
-            Words("a list of arguments, such as [python, train.py]"),
+            TypeDescription("a list of arguments, such as [python, train.py]"),
         ]
         | None
     ) = Field(
@@ -661,7 +665,7 @@ class JobSpec(Block, validate_default=True):
 
     @property
     def code_folder(self) -> str | None:
-        """The folder to ship, relative to the job's file, or None."""
+        """The folder to ship, relative to the job's file; None if no code is shipped."""
         return self.code.folder if isinstance(self.code, Code) else self.code
 
     @property
@@ -672,12 +676,20 @@ class JobSpec(Block, validate_default=True):
     @property
     def hosts(self) -> int:
         """The largest number of training hosts of a slice."""
-        return self.hosts_given.max if isinstance(self.hosts_given, HostRange) else self.hosts_given
+        return (
+            self.hosts_or_range.max
+            if isinstance(self.hosts_or_range, HostRange)
+            else self.hosts_or_range
+        )
 
     @property
     def min_hosts(self) -> int:
         """The smallest number of training hosts of a slice."""
-        return self.hosts_given.min if isinstance(self.hosts_given, HostRange) else self.hosts_given
+        return (
+            self.hosts_or_range.min
+            if isinstance(self.hosts_or_range, HostRange)
+            else self.hosts_or_range
+        )
 
     @property
     def is_elastic(self) -> bool:
@@ -759,10 +771,11 @@ class JobSpec(Block, validate_default=True):
         return self.tracker.name if isinstance(self.tracker, Tracking) else self.tracker
 
     def tracking_variables(self, folder_name: str, sweep: str | None) -> dict[str, str]:
-        """Return variables with the tracker for the trainer and the webhook for the agent.
+        """Return the variables that configure the tracker and the webhook.
 
-        `folder_name` is that of the job's file, the default of the project; `sweep` the name of
-        the sweep that the run belongs to.
+        Args:
+            folder_name: Name of the folder of the job's file, the default project.
+            sweep: Name of the sweep that the run belongs to, or None.
         """
         variables = {}
         if self.tracker_name:
@@ -785,7 +798,7 @@ class JobSpec(Block, validate_default=True):
     ) -> AgentJob:
         """Return the part of the job that every agent reads.
 
-        `scratch` maps the folders of a pod that are on its node's disk to their limits in bytes.
+        `scratch` maps each folder on the node's disk to its limit in bytes, or None without limit.
         """
         ephemeral, preempted = self.resources.ephemeral, self.restarts.preempted
         has_limit = scratch is not None and ephemeral is not None
@@ -814,20 +827,20 @@ class JobSpec(Block, validate_default=True):
             ephemeral_bytes=int(parse_quantity(ephemeral or "0")) if has_limit else None,
             scratch=scratch or {},
             log_bytes=int(parse_quantity(self.logs.kept)),
-            # libtpu joins the processes of a TPU job, which CPUs that simulate it do not.
+            # libtpu joins the processes of a TPU job. CPUs that simulate it never join.
             independent=self.independent
             or (self.accelerator.platform == "tpu" and platform != "tpu"),
         )
 
 
 def _tracker_settings(job: JobSpec, folder_name: str, sweep: str | None) -> dict[str, Any]:
-    """Return what the tracker of a job gets to know of it."""
-    # The variables of `env` may contain what others should not see.
+    """Return the settings of the tracker, with the job as the configuration of its run."""
+    # The values in `env` may be private.
     config = job.model_dump(
         mode="json", by_alias=True, exclude_unset=True, exclude={"env", "train"}
     )
     if job.train is not None:
-        # With its defaults, in which runs may differ from one version to the next.
+        # With defaults, which may differ between versions of jaxlaunch.
         config["train"] = job.train.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {
         "tracker": job.tracker_name,

@@ -1,9 +1,9 @@
 """Notes on the exit code of a shell in `command:`, which may hide that a program failed. Pure.
 
 The exit code of a job's process decides whether the job is done. A shell has the exit code of its
-last command, so a pipeline, `;`, `&` and `||` can hide the one of the program. The text is split at
-the operators outside of quotes and brackets, and only simple cases are judged: a warning that is
-wrong costs more than one that is missing.
+last command, so a pipeline, `;`, `&` and `||` can hide that of the program. The text is split at
+the operators outside of quotes and brackets, and only simple cases produce a note: a wrong note is
+worse than a missing one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxlaunch.contract import SHELLS
 
-_HARMLESS_WORDS = (
+_HARMLESS_LIST = (
     "[ [[ : . alias awk cat cd chmod chown cp date declare df dmesg du echo exit export false find "
     "free grep hash head hostname id jobs kill less ln local ls mkdir mv nproc nvidia-smi printenv "
     "printf pwd read readonly return rm sed set shift shopt sleep sort source tail tee test touch "
     "tput tr trap true type ulimit umask uname unset wait wc whoami yes"
 )
 # Commands whose failure does not mean that the training failed.
-HARMLESS_COMMANDS = frozenset(_HARMLESS_WORDS.split())
-# Words before the name of a program.
+HARMLESS_COMMANDS = frozenset(_HARMLESS_LIST.split())
+# Commands that run the program after them.
 _PREFIXES = frozenset(("command", "env", "eval", "exec", "nice", "nohup", "stdbuf", "time"))
-_KEYWORD_WORDS = "if then else elif fi for while until do done case esac function select { }"
-# With these words the order of the text is not the order in which the commands run.
-_KEYWORDS = frozenset(_KEYWORD_WORDS.split())
+_KEYWORD_LIST = "if then else elif fi for while until do done case esac function select { }"
+# With these words, commands do not run in the order of the text.
+_KEYWORDS = frozenset(_KEYWORD_LIST.split())
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _ERREXIT = re.compile(r"\bset\s+(-\w+\s+)*-(\w*e\w*|o\s+errexit)\b")
 _SHORT_OPTIONS = re.compile(r"-[A-Za-z]+")
@@ -42,12 +42,12 @@ def find_exit_code_notes(command: Sequence[str], read_script: ReadScript) -> Ite
 
     Args:
         command: Arguments of the job's command.
-        read_script: Returns the text of a script of the job, or None if it is not here.
+        read_script: Returns the text of a script of the job, or None if it cannot be read.
     """
-    place = next(
+    shell_index = next(
         (index for index, word in enumerate(command) if os.path.basename(word) in SHELLS), None
     )
-    if place is None:
+    if shell_index is None:
         script = read_script(command[0])
         first_line = (script or "").partition("\n")[0]
         words = first_line[2:].split() if first_line.startswith("#!") else []
@@ -55,15 +55,15 @@ def find_exit_code_notes(command: Sequence[str], read_script: ReadScript) -> Ite
             return
         options, text = [word for word in words if word.startswith("-")], script
     else:
-        options, text = _read_shell_arguments(command[place + 1 :], read_script)
+        options, text = _read_shell_arguments(command[shell_index + 1 :], read_script)
     if text is not None:
-        yield from _judge_text(text, " ".join(options))
+        yield from _check_text(text, " ".join(options))
 
 
 def _read_shell_arguments(
     arguments: Sequence[str], read_script: ReadScript
 ) -> tuple[list[str], str | None]:
-    """Return the options of a shell, and the text that it runs if that is known."""
+    """Return the options of a shell, and the script that it runs, or None if it cannot be read."""
     options: list[str] = []
     has_text = False
     for index, word in enumerate(arguments):
@@ -77,7 +77,7 @@ def _read_shell_arguments(
     return options, None
 
 
-def _judge_text(text: str, options: str) -> Iterator[str]:
+def _check_text(text: str, options: str) -> Iterator[str]:
     commands = split_commands(text)
     has_errexit = _ERREXIT.search(text) is not None or any(
         _SHORT_OPTIONS.fullmatch(option) and "e" in option for option in options.split()
@@ -93,27 +93,27 @@ def _judge_text(text: str, options: str) -> Iterator[str]:
                 break
     if is_complex:
         return
-    yield from _judge_alternatives(commands)
-    yield from _judge_background(commands)
+    yield from _check_alternatives(commands)
+    yield from _check_background(commands)
     if not has_errexit:
-        yield from _judge_sequence(commands)
+        yield from _check_sequence(commands)
 
 
-def _judge_alternatives(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _check_alternatives(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
     for index, (command, operator) in enumerate(commands):
         if operator != "||" or not _is_program(command):
             continue
-        # The commands that run if this one fails.
-        rest = [other for other, _ in commands[index + 1 :]]
-        handles_failure = any(_is_program(other) or _passes_code(other) for other in rest)
-        if rest and not handles_failure:
+        # These run if the command fails.
+        later_commands = [later for later, _ in commands[index + 1 :]]
+        is_handled = any(_is_program(later) or _handles_failure(later) for later in later_commands)
+        if later_commands and not is_handled:
             yield (
                 f"command: a failure of `{_shorten(command)}` counts as success, because of "
-                f"`|| {_shorten(rest[0])}` after it."
+                f"`|| {_shorten(later_commands[0])}` after it."
             )
 
 
-def _judge_background(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _check_background(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
     waits_for_code = any(re.match(r"wait\s+\S", command) for command, _ in commands)
     foreground = [command for command, operator in commands if operator != "&"]
     if waits_for_code or any(_is_program(command) for command in foreground):
@@ -127,12 +127,12 @@ def _judge_background(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
             break
 
 
-def _judge_sequence(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
-    for (command, operator), (following, _) in zip(commands, commands[1:], strict=False):
-        is_ignored = operator in (";", "\n") and "$?" not in following
+def _check_sequence(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for (command, operator), (next_command, _) in zip(commands, commands[1:], strict=False):
+        is_ignored = operator in (";", "\n") and "$?" not in next_command
         if is_ignored and _is_program(command):
             yield (
-                f"command: the shell continues with `{_shorten(following)}` if "
+                f"command: the shell continues with `{_shorten(next_command)}` if "
                 f"`{_shorten(command)}` fails: begin with `set -e`, or join them by `&&`."
             )
             break
@@ -216,10 +216,10 @@ def _is_program(command: str) -> bool:
     return bool(word) and word not in HARMLESS_COMMANDS
 
 
-def _passes_code(command: str) -> bool:
-    """Return whether a command ends the shell with a failure, or handles the exit code."""
-    ends = re.search(r"\b(exit|return)\s+[^0\s]|\bfalse\b|\bkill\b", command)
-    return "$?" in command or ends is not None
+def _handles_failure(command: str) -> bool:
+    """Return whether a command ends the shell with a failure, or reads the exit code."""
+    failure = re.search(r"\b(exit|return)\s+[^0\s]|\bfalse\b|\bkill\b", command)
+    return "$?" in command or failure is not None
 
 
 def _shorten(command: str) -> str:

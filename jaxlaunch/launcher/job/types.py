@@ -17,49 +17,49 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from jaxlaunch.launcher.job.introspection import Words, discriminate_by_key
+from jaxlaunch.launcher.job.introspection import TypeDescription, discriminate_by_key
 from jaxlaunch.launcher.kubernetes.resources import QUANTITY_PATTERN, parse_quantity
 from jaxlaunch.launcher.wording import format_duration
 from jaxlaunch.trainer.spec import Block, check_bucket_url
 
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-# Without quotes, YAML does not read these as text.
-_NOT_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")
+# YAML reads these as text only in quotes.
+_NEEDS_QUOTES = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")
 _SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 
 def _name_suggester(
     pattern: str, max_length: int, allowed: str = ""
 ) -> Callable[[str], str | None]:
-    """Return a function that proposes a valid name: lower case, no accents, dashes.
+    """Return a function that suggests a valid name: lower case, no accents, dashes.
 
-    The characters in `allowed` remain. Nothing is proposed if a letter would be lost or the result
-    is not a valid name.
+    The characters in `allowed` are kept. Nothing is suggested if a letter would be lost or the
+    result is not a valid name.
     """
 
-    def suggest(written: str) -> str | None:
-        folded = unicodedata.normalize("NFKD", written.casefold())
+    def suggest(text: str) -> str | None:
+        folded = unicodedata.normalize("NFKD", text.casefold())
         plain = "".join(letter for letter in folded if not unicodedata.combining(letter))
         name = re.sub(rf"[^a-z0-9{allowed}]+", "-", plain).strip("-.")
         is_lossy = any(letter.isalnum() and not letter.isascii() for letter in plain)
-        if is_lossy or len(name) > max_length or _NOT_TEXT.fullmatch(name):
+        if is_lossy or len(name) > max_length or _NEEDS_QUOTES.fullmatch(name):
             return None
         return f"write {name}." if re.match(pattern, name) else None
 
     return suggest
 
 
-def _suggest_absolute_path(written: str) -> str | None:
-    if not re.fullmatch(r"[\w./-]*[\w-]", written) or ".." in written.split("/"):
+def _suggest_absolute_path(text: str) -> str | None:
+    if not re.fullmatch(r"[\w./-]*[\w-]", text) or ".." in text.split("/"):
         return None
-    return f"write /{written.removeprefix('./')}."
+    return f"write /{text.removeprefix('./')}."
 
 
 JobName = Annotated[
     str,
     Field(pattern=_NAME),
-    Words(
+    TypeDescription(
         "a name: lower-case letters, digits and inner dashes, a letter first",
         _name_suggester(_NAME, 63),
     ),
@@ -67,7 +67,7 @@ JobName = Annotated[
 Label = Annotated[
     str,
     Field(pattern=_LABEL, max_length=63),
-    Words(
+    TypeDescription(
         "a name of at most 63 lower-case letters, digits and inner dashes",
         _name_suggester(_LABEL, 63),
     ),
@@ -75,24 +75,26 @@ Label = Annotated[
 ObjectName = Annotated[
     str,
     Field(pattern=_SUBDOMAIN, max_length=253),
-    Words(
+    TypeDescription(
         "a Kubernetes name: lower-case letters, digits, and inner dashes and dots",
         _name_suggester(_SUBDOMAIN, 253, "."),
     ),
 ]
 AbsolutePath = Annotated[
-    str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolute path below /", _suggest_absolute_path)
+    str,
+    Field(pattern=r"^/[^:\s][^:]*$"),
+    TypeDescription("an absolute path below /", _suggest_absolute_path),
 ]
 Variable = Annotated[
     str,
     Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"),
-    Words("a variable's name: letters, digits and _"),
+    TypeDescription("a variable's name: letters, digits and _"),
 ]
 # The reader of job.yaml returns keys as text.
 ExitCodeKey = Annotated[
     str,
     Field(pattern=r"^([1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])$"),
-    Words("an exit code from 1 to 255"),
+    TypeDescription("an exit code from 1 to 255"),
 ]
 # A scalar that is kept as written: `--lr 3e-4` in a command must not become 0.0003.
 Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
@@ -102,12 +104,12 @@ LabelKey = Annotated[
         pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
         max_length=253 + 1 + 63,
     ),
-    Words("a label's key, such as team or example.com/team"),
+    TypeDescription("a label's key, such as team or example.com/team"),
 ]
 LabelValue = Annotated[
     Text,
     Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63),
-    Words("a label's value: at most 63 letters, digits and inner dashes, dots and _"),
+    TypeDescription("a label's value: at most 63 letters, digits and inner dashes, dots and _"),
 ]
 
 
@@ -131,10 +133,10 @@ def parse_duration(value: Any) -> float:
     return float(total)
 
 
-def _suggest_duration(written: str) -> str | None:
-    """Return a hint for `10 min` or `1.5h`. Nothing is rounded, and a capital M is ambiguous."""
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
-    if match is None or not re.fullmatch(_UNIT_NAMES, match[2]) or written.strip().endswith("M"):
+def _suggest_duration(text: str) -> str | None:
+    """Return a hint for `10 min` or `1.5h`; none if it would be rounded, or M could be months."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", text.strip().lower())
+    if match is None or not re.fullmatch(_UNIT_NAMES, match[2]) or text.strip().endswith("M"):
         return None
     total = Decimal(match[1]) * (_SECONDS | {"w": 604800})[match[2][0]]
     is_valid = total == int(total) and 0 < total <= _MAX_DURATION_S
@@ -149,7 +151,7 @@ def _text_schema(pattern: str, number: str) -> WithJsonSchema:
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
-    Words("a duration above 0, such as 90s, 10m, 12h or 3d", _suggest_duration),
+    TypeDescription("a duration above 0, such as 90s, 10m, 12h or 3d", _suggest_duration),
     PlainSerializer(format_duration, return_type=str),
     _text_schema(r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "integer"),
 ]
@@ -163,9 +165,9 @@ def _check_quantity(value: Any) -> str:
     return str(text)
 
 
-def _suggest_quantity(written: str) -> str | None:
+def _suggest_quantity(text: str) -> str | None:
     pattern = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?"
-    if (match := re.fullmatch(pattern, written.strip().lower())) is None:
+    if (match := re.fullmatch(pattern, text.strip().lower())) is None:
         return None
     number, letter = match[1], match[2].upper()
     if match[3]:
@@ -177,13 +179,13 @@ def _suggest_quantity(written: str) -> str | None:
 Quantity = Annotated[
     str,
     BeforeValidator(_check_quantity),
-    Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _suggest_quantity),
+    TypeDescription("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _suggest_quantity),
     _text_schema(rf"^{QUANTITY_PATTERN.pattern}$", "number"),
 ]
 
 
 class MountedVolume(Block):
-    """A volume, by its first key."""
+    """A volume, whose first key names its source."""
 
     @property
     def name(self) -> str:
@@ -220,14 +222,14 @@ class Bucket(MountedVolume):
         str,
         Field(pattern=r"^(gs|s3)://[^\s/]+(/[^\s]*)?$"),
         AfterValidator(check_bucket_url),
-        Words("a bucket such as gs://name or s3://name"),
+        TypeDescription("a bucket such as gs://name or s3://name"),
     ] = Field(description="gs:// or s3://, with or without a folder")
     path: AbsolutePath = Field(description="where it is mounted")
     read_only: bool = Field(False, description="mounted read-only")
 
     @property
     def name(self) -> str:
-        """Return the name of the bucket alone."""
+        """The name of the bucket, without its folder."""
         return self.bucket.partition("://")[2].partition("/")[0]
 
 
@@ -244,7 +246,7 @@ class Ephemeral(MountedVolume):
 
     @property
     def name(self) -> str:
-        """Return the path with dashes."""
+        """The path with dashes instead of slashes."""
         return self.path.strip("/").replace("/", "-")
 
 

@@ -1,1 +1,1 @@
-"""Send requests to the API server, and read Kubernetes' objects."""
+"""Client of the Kubernetes API server, and functions that read its objects."""

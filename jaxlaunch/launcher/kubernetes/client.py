@@ -1,4 +1,4 @@
-"""Client of the Kubernetes API server: plain objects in and out, and a time limit for every call.
+"""Client of the Kubernetes API server, with plain objects and a time limit for every call.
 
 The official client reads the kubeconfig and keeps the connections. Its models and retries are not
 used: its GET has no timeout, its POST is never retried, and its watch does not report how it ended.
@@ -47,7 +47,7 @@ def ignore_forbidden() -> Iterator[None]:
 
 
 class Cluster:
-    """One context of a kubeconfig.
+    """The cluster and namespace of one kubeconfig context.
 
     Calls raise ApiError if the server rejects a request, UnreachableError if it does not answer.
     """
@@ -67,7 +67,7 @@ class Cluster:
         Args:
             context: Name of the context. The default is the current one, or in a pod without a
                 kubeconfig the pod's own cluster.
-            say: Called with what the client waits for if the server does not answer at once.
+            say: Called with a message if the server does not answer for some seconds.
 
         Raises:
             ClusterError: If the kubeconfig has no such context or cannot be used.
@@ -104,7 +104,7 @@ class Cluster:
         pages: int | None = None,
         keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> Objects:
-        """Return at most `pages` pages of `limit` objects, each passed through `keep`."""
+        """Return at most `pages` pages of `limit` objects, each reduced by `keep`."""
         return self.list_with_version(kind, namespace, labels, fields, limit, pages, keep)[0]
 
     def list_with_version(
@@ -117,21 +117,22 @@ class Cluster:
         pages: int | None = None,
         keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> tuple[Objects, str]:
-        """Return the same as `list`, and the resource version from which a watch misses nothing.
+        """Return the objects as `list` does, and the resource version from which to watch them.
 
         The managedFields, which are half of the bytes, are removed.
         """
         path = kind.path(namespace)
         selectors = {**_selector_query(labels, fields), "limit": str(limit)}
         objects: Objects = []
-        query, pages_read = selectors, 0
+        query = selectors
+        pages_read = 0
         while True:
             try:
                 page = self._send_json("GET", path, query)
             except ApiError as error:
                 if error.status != 410 or query is selectors:
                     raise
-                # The server no longer has the rest of the list.
+                # The continue token has expired, so the list begins again.
                 objects, query = [], selectors
                 continue
             for obj in page.get("items") or []:
@@ -150,18 +151,19 @@ class Cluster:
         """
         query = _write_query() | ({"dryRun": "All"} if dry_run else {})
         path = kind.path(obj["metadata"].get("namespace") or self.namespace)
-        return self._send_json("POST", path, query, obj, repeat=dry_run)
+        return self._send_json("POST", path, query, obj, is_idempotent=dry_run)
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
-        """Apply the fields of `obj`. A field that another manager owns is rejected."""
-        metadata, content = obj["metadata"], "application/apply-patch+yaml"
+        """Apply the fields of `obj` on the server. Fields of another manager are a conflict."""
+        metadata, content_type = obj["metadata"], "application/apply-patch+yaml"
         path = kind.path(metadata.get("namespace") or self.namespace, metadata["name"])
-        return self._send_json("PATCH", path, _write_query(manager), obj, content=content)
+        query = _write_query(manager)
+        return self._send_json("PATCH", path, query, obj, content_type=content_type)
 
     def merge_patch(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
         """Apply a JSON merge patch and return the object."""
-        path, content = kind.path(namespace, name), "application/merge-patch+json"
-        return self._send_json("PATCH", path, _write_query(), patch, content=content)
+        path, content_type = kind.path(namespace, name), "application/merge-patch+json"
+        return self._send_json("PATCH", path, _write_query(), patch, content_type=content_type)
 
     def delete(
         self,
@@ -172,7 +174,7 @@ class Cluster:
         uid: str | None = None,
         propagation: str = "Background",
     ) -> bool:
-        """Start to delete the object, if it has this `uid`. Return False if it does not exist."""
+        """Start the deletion of an object with this `uid`. Return False if it does not exist."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         options["propagationPolicy"] = propagation
         if uid is not None:
@@ -191,8 +193,8 @@ class Cluster:
     ) -> Iterator[Event]:
         """Yield ADDED, MODIFIED and DELETED events, each change once, for `limit_s` seconds.
 
-        Without a version in `since`, all existing objects come first. The watch survives closed and
-        silent connections and expired versions.
+        Without a resource version in `since`, all existing objects come first as ADDED. The watch
+        continues after lost connections and expired versions.
         """
         selectors = _selector_query(labels, fields)
         return Watch(
@@ -243,7 +245,7 @@ class Cluster:
         yield from (line.decode(errors="replace") for line in lines.finish())
 
     def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
-        """Send a request to a port of a pod, as from 127.0.0.1, and return the complete answer."""
+        """Send a request to a pod's port through the API server, and return the complete answer."""
         return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
 
     # --- the server -------------------------------------------------------------------------------
@@ -256,14 +258,13 @@ class Cluster:
         attributes["subresource"] = subresource
         if kind.namespaced and namespace is not None:
             attributes["namespace"] = namespace
-        reviews = ACCESS_REVIEWS
-        review: Object = {"apiVersion": reviews.api_version, "kind": reviews.kind}
+        review: Object = {"apiVersion": ACCESS_REVIEWS.api_version, "kind": ACCESS_REVIEWS.kind}
         review["spec"] = {"resourceAttributes": attributes}
-        status = self._send_json("POST", reviews.path(), None, review)["status"]
+        status = self._send_json("POST", ACCESS_REVIEWS.path(), None, review)["status"]
         return bool(status.get("allowed"))
 
     def served_versions(self, group: str) -> Sequence[str]:
-        """Return the served versions of an API group, the preferred one first, or none."""
+        """Return the served versions of an API group, the preferred one first, if it is served."""
         answer = self._send_or_none("GET", f"/apis/{group}")
         return [] if answer is None else [version["version"] for version in answer["versions"]]
 
@@ -282,7 +283,7 @@ class Cluster:
         return datetime.datetime.now(datetime.UTC) - skew
 
     def is_ready(self) -> bool:
-        """Return whether the server reports that it is ready."""
+        """Return whether the server reports at /readyz that it is ready."""
         try:
             self._transport.send("GET", "/readyz")
         except ApiError as error:
@@ -307,11 +308,11 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         *,
-        content: str = "application/json",
-        repeat: bool = True,
+        content_type: str = "application/json",
+        is_idempotent: bool = True,
     ) -> Object:
         response = self._transport.send(
-            method, path, query, body, content_type=content, repeat=repeat
+            method, path, query, body, content_type=content_type, is_idempotent=is_idempotent
         )
         with contextlib.suppress(ValueError):
             answer = json.loads(response.body)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 class Kind(NamedTuple):
     """A kind of object in one version of its API group."""
 
-    # The core group is "".
+    # API group; empty for the core group.
     group: str
     version: str
     plural: str
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         return f"{self.kind.lower()}{'.' if self.group else ''}{self.group}/{name}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the API path of one object or of all, in one namespace or in all."""
+        """Return the API path of an object, or of all objects of the kind or of a namespace."""
         parts = ["apis" if self.group else "api", self.api_version]
         if self.namespaced and namespace is not None:
             parts += ["namespaces", namespace]
@@ -54,7 +54,7 @@ class Right(NamedTuple):
 _JOBSET, _KUEUE, _ADMISSION = "jobset.x-k8s.io", "kueue.x-k8s.io", "admissionregistration.k8s.io"
 _cluster_kind = functools.partial(Kind, namespaced=False)
 
-# JobSet serves no other version.
+# The only version that JobSet serves.
 JOBSETS = Kind(_JOBSET, "v1alpha2", "jobsets", "JobSet")
 JOBS = Kind("batch", "v1", "jobs", "Job")
 PODS = Kind("", "v1", "pods", "Pod")
@@ -109,8 +109,8 @@ ACCESS_REVIEWS = _cluster_kind(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"
 )
 
-# Kinds that not every cluster serves, of a job that claims devices or is scheduled as a gang, and
-# the project that serves each.
+# Kinds that not every cluster serves, and the feature or project that serves each. A job needs them
+# if it claims devices or is scheduled as a gang.
 OPTIONAL_PROJECTS = {
     RESOURCE_CLAIM_TEMPLATES: "dynamic resource allocation (Kubernetes 1.34)",
     COMPUTE_DOMAINS: "NVIDIA's DRA driver",
@@ -123,5 +123,5 @@ _MANIFEST_KINDS = {
 
 
 def manifest_kind(manifest: Mapping[str, Any]) -> Kind:
-    """Return the kind of one of a job's objects."""
+    """Return the kind of a manifest that belongs to a job."""
     return _MANIFEST_KINDS[manifest["apiVersion"], manifest["kind"]]

@@ -34,8 +34,8 @@ def has_kubeconfig() -> bool:
     return bool(os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
-def _find_files() -> str | None:
-    """Return the kubeconfig files in the format of KUBECONFIG, or None in a pod without them."""
+def _find_kubeconfig() -> str | None:
+    """Return the kubeconfig's paths in the format of KUBECONFIG, or None in a pod without one."""
     setting = os.environ.get("KUBECONFIG") or "~/.kube/config"
     paths = [Path(path).expanduser() for path in setting.split(os.pathsep) if path]
     if any(path.is_file() for path in paths):
@@ -54,7 +54,7 @@ def read_context(context_name: str | None) -> tuple[str, str]:
 
     Raises ClusterError if it does not exist.
     """
-    paths = _find_files()
+    paths = _find_kubeconfig()
     if paths is None:
         return "in-cluster", (_SERVICE_ACCOUNT_FOLDER / "namespace").read_text().strip()
     name, context = _find_context(_merge_files(paths), context_name)
@@ -109,7 +109,7 @@ def open_access(context_name: str | None) -> Access:
     # Many logs are followed at once.
     configuration.connection_pool_maxsize = 64
     impersonation: dict[str, str] = {}
-    paths = _find_files()
+    paths = _find_kubeconfig()
     try:
         if paths is None:
             load_incluster_config(configuration)
@@ -123,7 +123,7 @@ def open_access(context_name: str | None) -> Access:
             impersonation = _resolve_user(kubeconfig, context, cluster)
             KubeConfigLoader(kubeconfig, name, config_base_path=None).load_and_set(configuration)
             if "proxy-url" in cluster:
-                # Some versions of the client ignore it.
+                # Some versions of the official client ignore it.
                 configuration.proxy = cluster["proxy-url"]
         pool = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
     except (ConfigException, OSError, ValueError, TypeError) as error:
@@ -131,7 +131,9 @@ def open_access(context_name: str | None) -> Access:
 
     def auth_headers() -> dict[str, str]:
         settings = configuration.auth_settings().values()
-        headers = {str(row["key"]): str(row["value"]) for row in settings if row["value"]}
+        headers = {
+            str(setting["key"]): str(setting["value"]) for setting in settings if setting["value"]
+        }
         return headers | impersonation
 
     return Access(pool, configuration.host.rstrip("/"), auth_headers)
@@ -165,7 +167,7 @@ def _resolve_user(
 #
 # https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 
-# A plugin that needs no login answers within a second.
+# A plugin answers within a second unless it waits for a login.
 PLUGIN_TIMEOUT_S = 15.0
 # Characters of its stderr that an error message shows.
 _MAX_STDERR_CHARS = 300
@@ -189,8 +191,8 @@ def run_credential_plugin(
         folder: Folder of the kubeconfig, in which the plugin runs.
 
     Raises:
-        ClusterError: If the plugin is missing, fails, takes too long or gives no credentials. No
-            message shows the answer, because it is secret.
+        ClusterError: If the plugin is missing, fails, takes too long or returns no credentials. Its
+            message never contains the plugin's output, which is secret.
     """
     command = [str(plugin.get("command", "")), *map(str, plugin.get("args") or ())]
 
@@ -220,9 +222,11 @@ def run_credential_plugin(
         status = json.loads(process.stdout)["status"]
         if token := status.get("token"):
             return {"token": str(token)}
-        certificate, key = status["clientCertificateData"], status["clientKeyData"]
-        fields = {"client-certificate-data": certificate, "client-key-data": key}
-        return {key: base64.b64encode(text.encode()).decode() for key, text in fields.items()}
+        pems = {
+            "client-certificate-data": status["clientCertificateData"],
+            "client-key-data": status["clientKeyData"],
+        }
+        return {field: base64.b64encode(pem.encode()).decode() for field, pem in pems.items()}
     except (ValueError, LookupError, TypeError, AttributeError):
         hint = "check its apiVersion in the kubeconfig."
         raise plugin_error("answered without a token or a certificate", hint) from None
@@ -242,11 +246,11 @@ def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -
     return {**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
 
-# --- in a pod, with a viewer's token and never with the pod's own ---------------------------------
+# --- access from a pod with the token of a viewer, and never with the pod's own -------------------
 
 
 def pod_server_url() -> str:
-    """Return the server's URL. Raises ClusterError outside a pod or without its CA file."""
+    """Return the URL of this pod's API server. Raises ClusterError outside a pod."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not (host and port and CA_FILE.is_file()):
         raise ClusterError(
@@ -267,7 +271,7 @@ def open_viewer_access(token: str) -> Access:
 
 @functools.cache
 def _shared_pool() -> Any:
-    """Return connections without credentials. Each request adds its own."""
+    """Return connections without credentials, which each request adds to its headers."""
     # Imported here, so that commands without a cluster start faster.
     import urllib3
 

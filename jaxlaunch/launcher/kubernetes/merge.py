@@ -1,4 +1,4 @@
-"""Merge patches of manifests: mappings merge deeply, lists by name, and null removes. Pure."""
+"""Merge patches of manifests: mappings merge deeply, lists by name, null deletes a key. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 # Merge key of the items of a list, if it is not `name`.
 _MERGE_KEYS = {"volumeMounts": "mountPath"}
-# Items of these lists are replaced as a whole: two merged kinds of volume would be invalid.
+# Items of these lists are replaced as a whole: a volume merged from two types would be invalid.
 _REPLACED_LISTS = ("env", "volumes")
 
 
@@ -27,7 +27,7 @@ def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
         return merged
     if not _are_mappings(patch) or not (patch or _are_mappings(base)):
         return copy.deepcopy(patch)
-    # A linear search, because a name in a patch may be of any type. The lists are short.
+    # A name in a patch may be of any type, also one that cannot be a key of a dict.
     name = _MERGE_KEYS.get(key, "name")
     items = copy.deepcopy(base) if _are_mappings(base) else []
     for patch_item in patch:

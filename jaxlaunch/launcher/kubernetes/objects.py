@@ -26,13 +26,13 @@ MAX_SKEW_S = 30.0
 
 
 def find_condition(obj: Obj, kind: str) -> Obj:
-    """Return the condition of that type, or an empty one if it was never set."""
+    """Return the condition of type `kind`, or an empty mapping if it was never set."""
     conditions = obj.get("status", {}).get("conditions") or ()
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def is_condition_true(obj: Obj, kind: str) -> bool:
-    """Return whether the condition of that type has status True."""
+    """Return whether the condition of type `kind` has status True."""
     return find_condition(obj, kind).get("status") == "True"
 
 
@@ -55,7 +55,7 @@ def is_suspended(jobset: Obj) -> bool:
 
 
 def pod_template(jobset: Obj) -> Obj:
-    """Return the pod template of a JobSet's first replicated job, the only one of jaxlaunch's."""
+    """Return the pod template of a JobSet's first replicated job. jaxlaunch creates only one."""
     first = next(iter(replicated_jobs(jobset)), {})
     template: Obj = first.get("template", {}).get("spec", {}).get("template", {})
     return template
@@ -65,12 +65,12 @@ def pod_template(jobset: Obj) -> Obj:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a time of the API, which has microseconds in leases and newer events."""
+    """Parse a time of the API. Those of leases and newer events have microseconds."""
     return None if not text else datetime.fromisoformat(text)
 
 
 def seconds_since(text: str | None, now: datetime) -> float | None:
-    """Return the seconds since a time, at least 0 whatever the skew of the clocks."""
+    """Return the seconds since a time, and 0 if it appears to be in the future."""
     past_time = parse_time(text)
     return None if past_time is None else max(0.0, (now - past_time).total_seconds())
 
@@ -100,11 +100,11 @@ def format_age(seconds: float) -> str:
     return f"{hours}h" if hours < 48 else f"{days}d"
 
 
-# --- Kueue's LocalQueues and ClusterQueues, which only these functions read -----------------------
+# --- Kueue's LocalQueues and ClusterQueues --------------------------------------------------------
 
 
 class InactiveQueue(NamedTuple):
-    """Reason why a queue admits nothing."""
+    """The reason for which a queue admits no jobs."""
 
     # Hold or HoldAndDrain if somebody stopped the queue, else None.
     stop_policy: str | None
@@ -119,7 +119,7 @@ class Quota(NamedTuple):
     flavor: str
     resource: str
     nominal: str
-    # Reserved by admitted jobs.
+    # What admitted jobs have reserved.
     reserved: str
 
 
@@ -130,7 +130,7 @@ def cluster_queue_name(local_queue: Obj | None) -> str | None:
 
 
 def inactive_state(queue: Obj) -> InactiveQueue | None:
-    """Return why a LocalQueue or a ClusterQueue admits nothing, or None if it is active."""
+    """Return why a LocalQueue or a ClusterQueue admits no jobs, or None if it is active."""
     condition = find_condition(queue, "Active")
     policy = queue.get("spec", {}).get("stopPolicy", "None")
     stop_policy = None if policy == "None" else policy
@@ -166,12 +166,13 @@ def covered_resources(cluster_queue: Obj) -> Sequence[str]:
 _POSITION_LABELS = (NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
 _POD_FIELDS = ("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers")
 _STATUS_FIELDS = ("name", "image", "ready", "restartCount", "state", "lastState")
-# In characters. No termination message is longer.
+# The longest termination message of a container.
 MAX_MESSAGE_CHARS = 4_096
+# At most this many different events are kept.
 MAX_EVENT_KINDS = 200
-# Objects that a folded event names.
+# A folded event lists the names of at most this many objects.
 MAX_EVENT_NAMES = 8
-# Events of normal operation. A thousand pods have thousands of them.
+# Events of normal operation, of which a large job has thousands.
 QUIET_EVENTS = ("Scheduled", "Pulled", "Created", "Started", "SuccessfulCreate", "SuccessfulDelete")
 
 _CONDITION_FIELDS = ("type", "status", "reason", "message")
@@ -253,7 +254,10 @@ def _select_fields(obj: Obj, *names: str) -> dict[str, Any]:
 
 
 def trim_event(event: Obj) -> dict[str, Any]:
-    """Trim an event of either API to its object, message, count and last time."""
+    """Trim an event to its object, message, count, last time and reporter.
+
+    Events of the API group events.k8s.io have a series and an eventTime.
+    """
     series, involved = event.get("series") or {}, event.get("involvedObject") or {}
     last_seen = (
         series.get("lastObservedTime")
@@ -269,25 +273,24 @@ def trim_event(event: Obj) -> dict[str, Any]:
         "kind": involved.get("kind", ""),
         "names": [involved.get("name", "")],
         "count": max(1, series.get("count") or event.get("count") or 1),
-        # Truncated to seconds, because newer events have microseconds and times are compared as
-        # text.
+        # Times are compared as text, so the microseconds of newer events are cut off.
         "last": f"{last_seen[:19]}Z" if last_seen else "",
         "by": event.get("reportingComponent") or (event.get("source") or {}).get("component", ""),
     }
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Merge events with the same reason and message, the newest first."""
+    """Merge events with the same kind, reason and message; the newest come first."""
     folded: dict[tuple[str, str, str], dict[str, Any]] = {}
     for event in events:
         key = event["kind"], event["reason"], _RANDOM_PARTS.sub("", event["message"])
-        earlier = folded.get(key)
-        if earlier is None:
+        merged = folded.get(key)
+        if merged is None:
             folded[key] = dict(event)
             if len(folded) > MAX_EVENT_KINDS:
                 del folded[min(folded, key=lambda key: folded[key]["last"])]
             continue
-        newest = max(event, earlier, key=lambda event: event["last"])
-        names = list(dict.fromkeys([*earlier["names"], *event["names"]]))[:MAX_EVENT_NAMES]
-        folded[key] = {**newest, "names": names, "count": event["count"] + earlier["count"]}
+        newest = max(event, merged, key=lambda event: event["last"])
+        names = list(dict.fromkeys([*merged["names"], *event["names"]]))[:MAX_EVENT_NAMES]
+        folded[key] = {**newest, "names": names, "count": event["count"] + merged["count"]}
     return sorted(folded.values(), key=lambda event: event["last"], reverse=True)

@@ -1,7 +1,7 @@
 """Rules by which the API server rejects pods: templates and Pod Security levels. Pure.
 
 Only common rules are here, since `launcher doctor` has the server check a pod and `launcher
-explain` reports what it rejected. The reasons have the server's names, so that both read the same.
+explain` reports what it rejected. The reasons are worded as in the server's messages.
 Source: ValidatePodTemplateSpec and the Pod Security Standards of Kubernetes 1.35, for Linux pods.
 """
 
@@ -21,7 +21,7 @@ from jaxlaunch.launcher.wording import shorten_text
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME_RULE = "a name of at most 63 lower-case letters, digits and inner dashes"
 
-# Maps a list of containers in a template to the key of the job file that it comes from.
+# The key of the job file for each list of containers in a template.
 _CONTAINERS: Mapping[str, KeyPath] = {
     "initContainers": ("init",),
     "containers": ("pod", "spec", "containers"),
@@ -47,9 +47,9 @@ def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
                 yield Fault(path, f"{subject}: {message}", hint)
 
 
-def _list_mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the mappings in a list. The schema rejects any other item."""
-    items = holder.get(key)
+def _list_mappings(parent: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the mappings in the list `key`. The server's schema rejects other items."""
+    items = parent.get(key)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
@@ -84,7 +84,7 @@ def _valid_quantities(texts: Any) -> dict[str, Decimal]:
     return quantities
 
 
-# --- Pod Security, by what `render` and the cluster defaults can make -----------------------------
+# --- Pod Security of pods that `render` and the cluster defaults can produce ----------------------
 #
 # Rules that only fields of `pod:` can break (AppArmor, SELinux, sysctls, procMount, hosts of
 # probes) are left to the API server.
@@ -113,7 +113,7 @@ Part = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """A violated rule: the server's name for it, and the place in the pod."""
+    """A violated rule: its name in the server's messages, and the place in the pod."""
 
     reason: str
     detail: str
@@ -127,9 +127,9 @@ def strictest_level(template: Part) -> Level:
     return next(level for level in reversed(LEVELS) if not find_violations(template, level))
 
 
-def is_admitted(enforced: Level, met: Level) -> bool:
-    """Return whether a namespace that enforces one level admits pods that meet another."""
-    return LEVELS.index(met) >= LEVELS.index(enforced)
+def is_admitted(enforced_level: Level, pod_level: Level) -> bool:
+    """Return whether a namespace that enforces a level admits pods of another level."""
+    return LEVELS.index(pod_level) >= LEVELS.index(enforced_level)
 
 
 def stricter_level(level: Level) -> Level | None:
@@ -137,11 +137,11 @@ def stricter_level(level: Level) -> Level | None:
     return next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
 
 
-def find_violations(template: Part, enforced: Level) -> list[Violation]:
-    """Return why a namespace that enforces this level would reject pods of the template."""
+def find_violations(template: Part, level: Level) -> list[Violation]:
+    """Return the rules of a level that pods of the template violate."""
     details: dict[str, list[str]] = {}
-    if enforced != "privileged":
-        for reason, detail in _iter_violations(template, is_restricted=enforced == "restricted"):
+    if level != "privileged":
+        for reason, detail in _iter_violations(template, is_restricted=level == "restricted"):
             details.setdefault(reason, []).append(detail)
     return [
         Violation(reason, "; ".join(dict.fromkeys(places))) for reason, places in details.items()

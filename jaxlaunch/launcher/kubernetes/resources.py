@@ -1,7 +1,7 @@
 """Quantities, the requests of pods and jobs, and the nodes that fit them. Pure.
 
-The scheduler's message counts unfit nodes by reason but names neither taints nor labels, which
-`fit_nodes` does.
+The scheduler's message only counts unfit nodes by reason. `fit_nodes` also names the taints, the
+labels and the resources.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUANTITY_PATTERN = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCA
 _ANY_QUANTITY = re.compile(
     r"[+-]?([0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")"
 )
-_BYTES = ("memory", "ephemeral-storage", "storage")
+_BYTE_RESOURCES = ("memory", "ephemeral-storage", "storage")
 _UNITS = tuple((_SCALE[suffix], suffix) for suffix in ("Pi", "Ti", "Gi", "Mi", "Ki"))
 
 
@@ -37,15 +37,15 @@ def parse_quantity(text: str) -> Decimal:
         return Decimal(match[1]) * _SCALE[match[2]]
     if not _ANY_QUANTITY.fullmatch(text):
         raise ValueError(f"{text} is not a quantity")
-    # This imports the whole client, which `render` never needs.
+    # Imported here, because it imports the whole client, which `render` does not need.
     from kubernetes.utils import quantity
 
     return Decimal(quantity.parse_quantity(text))
 
 
 def format_quantity(resource: str, quantity: Decimal) -> str:
-    """Format a quantity in the usual unit: `32Gi` of memory, `500m` or `8` of other resources."""
-    if resource in _BYTES or resource.startswith("hugepages-"):
+    """Format a quantity in its usual unit: `32Gi` of memory, `500m` or `8` of other resources."""
+    if resource in _BYTE_RESOURCES or resource.startswith("hugepages-"):
         for unit, suffix in _UNITS:
             if quantity >= unit and quantity % unit == 0:
                 return f"{quantity // unit:f}{suffix}"
@@ -62,7 +62,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     They are the sum of containers and sidecars, or those of an init container and the sidecars
     before it if that is more, plus the overhead of the RuntimeClass.
     """
-    # Requests of the sidecars so far.
+    # Requests of the sidecars that have started, and at last those of all containers.
     running: dict[str, Decimal] = {}
     peaks: list[dict[str, Decimal]] = []
     for container in spec.get("initContainers") or ():
@@ -83,15 +83,15 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
 def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the requests of a container as written. A limit alone is also a request."""
     resources = container.get("resources") or {}
-    written = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: str(text) for name, text in written.items()}
+    requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: str(text) for name, text in requests.items()}
 
 
 def _add_quantities(
-    quantities: Mapping[str, Decimal], more: Mapping[str, Any]
+    quantities: Mapping[str, Decimal], added: Mapping[str, Any]
 ) -> dict[str, Decimal]:
     sums = dict(quantities)
-    for name, text in more.items():
+    for name, text in added.items():
         sums[name] = sums.get(name, Decimal(0)) + parse_quantity(str(text))
     return sums
 
@@ -146,24 +146,24 @@ def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
     """Filter nodes for a pod by labels, taints and size. Other pods do not count."""
     selector: Mapping[str, str] = spec.get("nodeSelector") or {}
     selected = [node for node in nodes if _node_labels(node).items() >= selector.items()]
-    taints = [_untolerated_taints(node, spec.get("tolerations") or ()) for node in selected]
-    tolerated = [node for node, barring in zip(selected, taints, strict=True) if not barring]
+    node_taints = [_untolerated_taints(node, spec.get("tolerations") or ()) for node in selected]
+    tolerated = [node for node, taints in zip(selected, node_taints, strict=True) if not taints]
     requests = pod_requests(spec)
     large = [
         node
         for node in tolerated
         if all(allocatable_quantity(node, name) >= quantity for name, quantity in requests.items())
     ]
-    offered = {key: {_node_labels(node).get(key) for node in nodes} - {None} for key in selector}
-    missing = {key: value for key, value in selector.items() if value not in offered[key]}
+    values = {key: {_node_labels(node).get(key) for node in nodes} - {None} for key in selector}
+    missing_labels = {key: value for key, value in selector.items() if value not in values[key]}
     return NodeFit(
         total=len(nodes),
         selected=len(selected),
         tolerated=len(tolerated),
         large=len(large),
-        missing_labels=missing,
-        offered_values={key: sorted(map(str, offered[key])) for key in missing},
-        untolerated_taints=Counter(taint for barring in taints for taint in barring),
+        missing_labels=missing_labels,
+        offered_values={key: sorted(map(str, values[key])) for key in missing_labels},
+        untolerated_taints=Counter(taint for taints in node_taints for taint in taints),
         shortages=_find_shortages(spec, requests, tolerated),
     )
 
@@ -172,7 +172,7 @@ def _find_shortages(
     spec: Obj, requests: Mapping[str, Decimal], nodes: Sequence[Obj]
 ) -> dict[str, tuple[str, str]]:
     """Return the requests that are too large for every node, with the largest node's quantity."""
-    written = {
+    written_requests = {
         name: text
         for container in spec.get("containers") or ()
         for name, text in container_requests(container).items()
@@ -181,12 +181,12 @@ def _find_shortages(
     for name, quantity in requests.items() if nodes else ():
         largest = max(nodes, key=lambda node: allocatable_quantity(node, name))
         if allocatable_quantity(largest, name) < quantity:
-            # The job's own notation, if it means the same.
-            text = written.get(name, "")
+            # The notation of the job is kept if it means the same.
+            text = written_requests.get(name, "")
             if not text or parse_quantity(text) != quantity:
                 text = format_quantity(name, quantity)
-            most = (largest["status"].get("allocatable") or {}).get(name, "0")
-            shortages[name] = (text, str(most))
+            allocatable = (largest["status"].get("allocatable") or {}).get(name, "0")
+            shortages[name] = (text, str(allocatable))
     return shortages
 
 

@@ -57,27 +57,35 @@ class Access(NamedTuple):
 
     # Pool manager of urllib3.
     pool: Any
+    # URL of the API server.
     server: str
-    # These include the credentials and are never shown.
+    # Returns headers with the credentials, which are never shown.
     headers: Callable[[], Mapping[str, str]]
 
 
 class Response(NamedTuple):
-    """The server's response."""
+    """A response of the server with status 200 to 299."""
 
     headers: Mapping[str, str]
     body: bytes
 
 
 class Transport:
-    """Sends requests. After a 401 the constructor's callback gives new credentials."""
+    """Sends requests to the API server, and retries them until a deadline."""
 
     def __init__(
         self, open_access: Callable[[], Access], name: str, say: Callable[[str], None] | None = None
     ) -> None:
+        """Open connections, without sending a request.
+
+        Args:
+            open_access: Returns connections with current credentials. It is called again after an
+                error 401.
+            name: Name of the context, for messages.
+            say: Called with a message while a call is slow.
+        """
         self._open_access = open_access
         self._access = open_access()
-        # Name of the context, for messages.
         self.name = name
         self.total_s = TOTAL_TIMEOUT_S
         # Skew of this machine's clock. Smaller differences from the server's clock count as 0.
@@ -85,7 +93,7 @@ class Transport:
         self._answered_at = time.monotonic()
         self._say = say
         self._reported_at = -math.inf
-        # Total duration of the last calls, while each of them was slow.
+        # Total duration of the latest calls if all of them were slow, else 0.
         self._slow_s = 0.0
 
     @property
@@ -106,11 +114,11 @@ class Transport:
         body: Any = None,
         *,
         content_type: str = "application/json",
-        repeat: bool = True,
+        is_idempotent: bool = True,
     ) -> Response:
         """Send a request and return the response.
 
-        Without `repeat` the request is not retried if the server may have processed it.
+        A request that is not idempotent is not retried if the server may have processed it.
 
         Raises:
             ApiError: If the server rejects the request.
@@ -125,16 +133,25 @@ class Transport:
             return Response(response.headers, _read_body(response, deadline))
 
         with self._report_if_slow(f"an answer of the API server {self.server}"):
-            return self._send_with_retries(f"{method} {path}", send_once, repeat, self.total_s)
+            return self._send_with_retries(
+                f"{method} {path}", send_once, is_idempotent, self.total_s
+            )
 
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
     ) -> Iterator[bytes]:
         """Yield the bytes of a streamed answer.
 
-        Raises UnreachableError after `silence_s` without any bytes.
+        Args:
+            path: API path of a watch or a log.
+            query: Query parameters.
+            silence_s: Longest time between two bytes.
+            total_s: Time in which the answer must begin, without retries. By default, errors are
+                retried like those of other calls.
 
-        With `total_s` the answer must begin within that time, and an error is not retried.
+        Raises:
+            ApiError: If the server rejects the request.
+            UnreachableError: If no bytes arrive for `silence_s`.
         """
         request_line = f"GET {path}"
 
@@ -142,11 +159,11 @@ class Transport:
             return self._open_response("GET", path, query, {}, None, silence_s)
 
         *_, pod, subresource = path.split("/")
-        # A log comes from the kubelet of the pod's node. The first line of a followed log may come
-        # at any time.
         awaited = f"an answer of the API server {self.server}"
         if subresource == "log":
+            # The API server reads a log from the kubelet of the pod's node.
             awaited = f"the log of pod {pod} from its node"
+        # The first line of a followed log may come at any time.
         with contextlib.nullcontext() if "follow" in query else self._report_if_slow(awaited):
             limit_s = self.total_s if total_s is None else total_s
             response = self._send_with_retries(request_line, open_stream, total_s is None, limit_s)
@@ -160,7 +177,7 @@ class Transport:
             response.close()
 
     def port_forward(self, path: str, port: int, request: bytes) -> bytes:
-        """Return the answer of a port; `path` is the pod's subresource `portforward`."""
+        """Send a request to a port and return the answer; `path` is that of `portforward`."""
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
         with self._report_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
@@ -175,7 +192,7 @@ class Transport:
         data: bytes | None,
         read_s: float,
     ) -> Any:
-        """Return the response with its body unread. Raises ApiError for a status of 300 or more."""
+        """Send one request, and leave the body unread. Raises ApiError for status 300 or more."""
         sent_at = datetime.datetime.now(datetime.UTC)
         common_headers = {"Accept": "application/json", "User-Agent": "jaxlaunch"}
         response = self._access.pool.request(
@@ -188,7 +205,7 @@ class Transport:
             redirect=False,
             preload_content=False,
         )
-        # An answer may have no date, or that of a proxy.
+        # The header Date may be missing or invalid.
         with contextlib.suppress(ValueError, TypeError):
             server_time = email.utils.parsedate_to_datetime(response.headers.get("Date") or "")
             skew_s = clock_skew_s(sent_at, server_time, datetime.datetime.now(datetime.UTC))
@@ -197,12 +214,16 @@ class Transport:
             self._answered_at = time.monotonic()
         if response.status < 300:
             return response
-        raise self._refusal_error(f"{method} {path}", response)
+        raise self._response_error(f"{method} {path}", response)
 
     def _send_with_retries(
-        self, request_line: str, send_once: Callable[[float], T], repeat: bool, total_s: float
+        self,
+        request_line: str,
+        send_once: Callable[[float], T],
+        is_idempotent: bool,
+        total_s: float,
     ) -> T:
-        """Return the answer to a request, with retries for errors that may pass."""
+        """Send a request, with retries after errors that may be temporary."""
         deadline = time.monotonic() + total_s
         has_new_credentials = False
         for attempt in range(1, MAX_TRIES + 1):
@@ -214,19 +235,20 @@ class Transport:
             except ApiError as error:
                 failure = error
                 if error.status == 401 and not has_new_credentials:
-                    has_new_credentials, self._access, pause_s = True, self._open_access(), 0.0
-                elif error.status == 429 or (error.status in _TRANSIENT_STATUSES and repeat):
+                    self._access, has_new_credentials = self._open_access(), True
+                    pause_s = 0.0
+                elif error.status == 429 or (error.status in _TRANSIENT_STATUSES and is_idempotent):
                     pause_s = pause_s if error.retry_after_s is None else error.retry_after_s
                 else:
                     pause_s = None
             except HTTPError as error:
                 failure = self._unreachable_error(request_line, error)
-                if _is_untrusted(error) or (failure.was_sent and not repeat):
+                if _is_untrusted(error) or (failure.was_sent and not is_idempotent):
                     pause_s = None
             if pause_s is None or attempt == MAX_TRIES or time.monotonic() + pause_s > deadline:
                 raise failure from None
             time.sleep(pause_s)
-        raise AssertionError("the last try raises")
+        raise AssertionError("the last attempt raises")
 
     @contextlib.contextmanager
     def _report_if_slow(self, awaited: str) -> Iterator[None]:
@@ -248,8 +270,8 @@ class Transport:
             elapsed_s = time.monotonic() - started_at
             self._slow_s = self._slow_s + elapsed_s if elapsed_s >= _SLOW_CALL_S else 0.0
 
-    def _refusal_error(self, request_line: str, response: Any) -> ApiError:
-        """Return an error with the message of the server's Status or of a proxy's answer."""
+    def _response_error(self, request_line: str, response: Any) -> ApiError:
+        """Return the error of a response: a Status of the API server, or a text of a proxy."""
         body, reason, details = b"", "", {}
         with contextlib.suppress(HTTPError):
             body = _read_body(response, time.monotonic() + READ_TIMEOUT_S)
@@ -269,7 +291,7 @@ class Transport:
             )
             hint = "log in again; `kubectl auth whoami` checks the same credentials."
             return ApiError(message, hint, 401, reason, details)
-        # The server may write the time to wait as seconds or as a date.
+        # The header contains seconds or a date.
         retry_after, pause_s = response.headers.get("Retry-After", ""), None
         if retry_after.isdecimal():
             pause_s = float(retry_after)
@@ -301,7 +323,7 @@ class Transport:
 
 
 def _read_body(response: Any, deadline: float) -> bytes:
-    """Return the body. The read timeout applies only between two bytes."""
+    """Return the body. The read timeout only limits the time between two bytes."""
     chunks = []
     for chunk in response.stream(_CHUNK_BYTES, decode_content=True):
         chunks.append(chunk)
@@ -313,7 +335,7 @@ def _read_body(response: Any, deadline: float) -> bytes:
 
 
 def _is_untrusted(error: HTTPError) -> bool:
-    """Return whether TLS failed because of a certificate, and not because of the connection."""
+    """Return whether TLS failed because of a certificate, and not because the connection broke."""
     return isinstance(error, SSLError) and not isinstance(
         _innermost_cause(error), ssl.SSLEOFError | ConnectionError
     )
@@ -416,10 +438,16 @@ def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
 def _tls_options(pool: Any) -> dict[str, Any]:
     """Return the pool's TLS settings as options of the WebSocket library."""
     settings = pool.connection_pool_kw
-    option_names = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile"}
-    option_names["server_hostname"] = "server_hostname"
+    option_names = {
+        "ca_certs": "ca_certs",
+        "cert_file": "certfile",
+        "key_file": "keyfile",
+        "server_hostname": "server_hostname",
+    }
     options = {
-        theirs: settings[ours] for ours, theirs in option_names.items() if settings.get(ours)
+        option: settings[setting]
+        for setting, option in option_names.items()
+        if settings.get(setting)
     }
     if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
         return options | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}

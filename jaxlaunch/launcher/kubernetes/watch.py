@@ -1,4 +1,4 @@
-"""Watches and calls that survive closed and silent connections, server errors and expired versions.
+"""Watches and calls that continue after lost connections, server errors and expired versions.
 
 A watch request ends after 20 seconds and is continued from the last resource version. If the server
 no longer has that version, the objects are listed again and the difference to the last known
@@ -20,11 +20,12 @@ from jaxlaunch.records.log_lines import LineSplitter
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.client import Cluster
 
-# The server ends a watch after this long. A connection that is silent for longer is dead.
+# Duration after which the server ends a watch request. A connection that is silent for longer is
+# dead.
 WATCH_DURATION_S = 20
 SILENCE_TIMEOUT_S = WATCH_DURATION_S + 5.0
-# Consecutive errors are tolerated for this long: an upgrade of a control plane takes five minutes
-# and more.
+# Consecutive errors are tolerated for this long. An upgrade of a control plane takes at least five
+# minutes.
 ERROR_TIMEOUT_S = 900.0
 # Not the global generator: a user's program may have seeded that.
 _jitter = random.Random()
@@ -42,11 +43,7 @@ def is_transient(error: ApiError | UnreachableError) -> bool:
 
 
 class Watch:
-    """Events of objects across reconnects.
-
-    The constructor's first callback returns the objects and their resource version, the second one
-    the bytes of one watch request for a query and a read timeout.
-    """
+    """Events of objects across reconnects."""
 
     def __init__(
         self,
@@ -55,10 +52,18 @@ class Watch:
         since: str = "",
         limit_s: float | None = None,
     ) -> None:
+        """Prepare a watch, without sending a request.
+
+        Args:
+            list_objects: Returns all objects and their resource version.
+            stream_bytes: Yields the bytes of one watch request for a query and a read timeout.
+            since: Resource version to start from. By default all objects are listed first.
+            limit_s: Duration of the watch. By default it does not end.
+        """
         self._list_objects, self._stream_bytes = list_objects, stream_bytes
         self._version = since
         self._end = None if limit_s is None else time.monotonic() + limit_s
-        # Maps a uid to the metadata in the last event.
+        # The metadata of each object in its last event.
         self._metadata_by_uid: dict[str, dict[str, Any]] = {}
 
     def iter_events(self) -> Iterator[Event]:
@@ -93,7 +98,7 @@ class Watch:
         return math.inf if self._end is None else self._end - time.monotonic()
 
     def _relist_objects(self) -> Iterator[Event]:
-        """Yield the changes since the last event by listing all objects."""
+        """List all objects and yield what has changed since the last event."""
         objects, self._version = self._list_objects()
         remaining, self._metadata_by_uid = self._metadata_by_uid, {}
         for obj in objects:
@@ -146,7 +151,7 @@ class Watch:
 
 
 def without_network_hint(error: ApiError | UnreachableError) -> ApiError | UnreachableError:
-    """Remove the hint to check the network, which worked before, from the error and return it."""
+    """Remove the hint to check the network, which worked before, from an error and return it."""
     error.hint = None if isinstance(error, UnreachableError) else error.hint
     return error
 
@@ -160,7 +165,7 @@ _PAUSE_S = 2.0
 
 
 class Outage:
-    """Retries calls until the server answers, and reports the duration of the outage."""
+    """Retries calls until the server answers, and reports how long it has not answered."""
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say
@@ -183,7 +188,7 @@ class Outage:
         Raises:
             ApiError: If the server rejects the request, or after 15 minutes of errors.
             UnreachableError: After 15 minutes without an answer.
-            TimeoutError: At `deadline`, in the time of time.monotonic().
+            TimeoutError: After `deadline`, a time of time.monotonic().
         """
         started_at, end = time.monotonic(), math.inf if deadline is None else deadline
         while True:

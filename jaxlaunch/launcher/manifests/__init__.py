@@ -1,1 +1,1 @@
-"""From a JobSpec to the JobSet, by subject."""
+"""Rendering of a job as a JobSet and the objects that belong to it."""

@@ -29,19 +29,18 @@ from jaxlaunch.launcher.job import credentials
 from jaxlaunch.launcher.wording import format_count
 from jaxlaunch.runs import layout
 
-# Files that a message lists.
+# A message lists at most this many files.
 SHOWN_FILES = 5
-# No source code compresses by this factor, so a folder larger than this many times the limit is not
-# packed.
-HOPELESS_FACTOR = 64
+# No source code compresses by this factor, so a folder that exceeds the limit by it is refused at
+# once.
+_MAX_COMPRESSION_FACTOR = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file or a symbolic link of the folder."""
+    """A file or a symbolic link of the folder. The content of a link is its target."""
 
     name: str
-    # The target, if it is a link.
     content: bytes
     is_link: bool = False
     is_executable: bool = False
@@ -64,7 +63,7 @@ def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> byte
                 sizes[name] = status.st_size
     if not sizes:
         raise UserError(f"code: {folder} holds no file that git does not ignore.")
-    if (total := sum(sizes.values())) > HOPELESS_FACTOR * limit:
+    if (total := sum(sizes.values())) > _MAX_COMPRESSION_FACTOR * limit:
         raise _size_error(f"holds {_format_size(total)}", sizes, limit)
     entries = [_read_entry(folder, name) for name in sizes]
     archive = _write_archive(entries)
@@ -77,14 +76,14 @@ def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> byte
 def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> None:
     included = {posixpath.normpath(name) for name in include}
     names = [entry.name for entry in entries]
-    unknown = [name for name in included if not any(_is_below(below, name) for below in names)]
+    unknown = [name for name in included if not any(_is_within(inner, name) for inner in names)]
     if unknown:
         message = f"code.include: {', '.join(sorted(unknown))}: no such file or folder is shipped."
         hint = "names are relative to code.folder; what git ignores stays here in any case."
         raise UserError(message, hint)
     reasons = {}
     for entry in entries:
-        if entry.is_link or any(_is_below(entry.name, name) for name in included):
+        if entry.is_link or any(_is_within(entry.name, name) for name in included):
             continue
         if credentials.is_credential_file(entry.name):
             reasons[entry.name] = "by its name"
@@ -106,8 +105,8 @@ def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> N
     )
 
 
-def _is_below(name: str, above: str) -> bool:
-    return above in (".", name) or name.startswith(f"{above}/")
+def _is_within(name: str, folder: str) -> bool:
+    return folder in (".", name) or name.startswith(f"{folder}/")
 
 
 def _read_entry(folder: Path, name: str) -> Entry:
@@ -120,8 +119,8 @@ def _read_entry(folder: Path, name: str) -> Entry:
     except OSError as error:
         message = f"code: {path} cannot be read: {error.strerror}."
         raise UserError(message, "leave it out in .gitignore.") from None
-    inside = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-    if posixpath.isabs(target) or inside.split("/")[0] == "..":
+    resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    if posixpath.isabs(target) or resolved.split("/")[0] == "..":
         message = f"code: {name} is a link to {target}, outside of the folder, which no pod has."
         hint = "leave it out in .gitignore, and mount a volume for what it points to."
         raise UserError(message, hint)
@@ -135,9 +134,9 @@ def _write_archive(entries: Sequence[Entry]) -> bytes:
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
     ):
         for entry in entries:
-            # The header contains neither the time nor the owner, so that the archive is
-            # reproducible.
-            header, content = tarfile.TarInfo(entry.name), None
+            # Without time and owner, so that the archive is reproducible.
+            header = tarfile.TarInfo(entry.name)
+            content = None
             header.mode = 0o755 if entry.is_executable else 0o644
             if entry.is_link:
                 header.type, header.linkname = tarfile.SYMTYPE, os.fsdecode(entry.content)
@@ -150,9 +149,11 @@ def _write_archive(entries: Sequence[Entry]) -> bytes:
 def _size_error(problem: str, sizes: dict[str, int], limit: int) -> UserError:
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:SHOWN_FILES]
     largest_files = ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
-    fact = f"the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
+    message = (
+        f"code: the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
+    )
     hint = "leave out in .gitignore what no pod needs; data belongs on a volume."
-    return UserError(f"code: {fact} The largest files: {largest_files}.", hint)
+    return UserError(f"{message} The largest files: {largest_files}.", hint)
 
 
 def _format_size(size: int) -> str:
@@ -161,19 +162,19 @@ def _format_size(size: int) -> str:
     return f"{size / 1024:.0f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
-# Folders and files that tools create next to code, whether ignored or not.
+# Folders and files that tools create next to code. They are left out even if git tracks them.
 EXCLUDED_NAMES = {
     *(".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"),
 }
-# A listing takes milliseconds, but a network disk may be slower.
+# A listing takes milliseconds, and longer on a network disk.
 GIT_TIMEOUT_S = 60
 
 # These settings of a repository could make a listing run commands. With a sparse index, git would
 # also fetch missing folders of a partial clone, with a command that the remote names.
 _NO_COMMANDS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-# A .git that is a file contains a path.
+# A .git file contains only the path of the repository.
 _MAX_POINTER_BYTES = 4096
 
 
@@ -185,7 +186,7 @@ def list_files(folder: Path) -> list[str]:
     """
     list_names = _walk_without_git if shutil.which("git") is None else _list_with_git
     names = set(list_names(folder))
-    # Run folders of `launcher run` are left out, otherwise each run would change the code.
+    # Run folders of `launcher run` are left out: otherwise each run would change the archive.
     suffix = f"/{layout.JOB}"
     run_folders = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     run_folders = [run for run in run_folders if f"{run}/{layout.SUMMARY}" in names]
@@ -193,7 +194,7 @@ def list_files(folder: Path) -> list[str]:
     def is_code(name: str) -> bool:
         if name.endswith(".pyc") or not EXCLUDED_NAMES.isdisjoint(name.split("/")):
             return False
-        return not any(_is_below(name, run) for run in run_folders)
+        return not any(_is_within(name, run) for run in run_folders)
 
     return list(filter(is_code, sorted(names)))
 
@@ -211,7 +212,7 @@ def _walk_without_git(folder: Path) -> Iterator[str]:
 
 
 def _list_with_git(folder: Path) -> Iterator[str]:
-    if any((place / ".git").exists() for place in (folder, *folder.parents)):
+    if any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         names = _list_git_files(folder, "--cached")
         names += _list_git_files(folder, "--others", "--exclude-standard")
     else:
@@ -220,22 +221,20 @@ def _list_with_git(folder: Path) -> Iterator[str]:
 
 
 def _expand_repositories(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yield the names, with the files of inner repositories in place of their folders.
-
-    A link to a folder is packed as a link, without the files behind it.
-    """
+    """Yield the names, with the files of inner repositories in place of their folders."""
     root, resolve = folder.resolve(), functools.cache(Path.resolve)
     for name in names:
         parent = posixpath.dirname(name.rstrip("/"))
-        place = resolve(folder / parent)
+        resolved_parent = resolve(folder / parent)
         is_path_inside = not name.startswith("/") and ".." not in name.split("/")
-        if not is_path_inside or not place.is_relative_to(root):
+        if not is_path_inside or not resolved_parent.is_relative_to(root):
             message = f"git's index names {name!r}, which is outside of {folder}, "
             message += "and only that folder's files are shipped."
             hint = "`git rm --cached` takes the name out. Did you make this index yourself?"
             raise UserError(message, hint)
         inner = folder / name
-        if place != root / parent:
+        # Files behind a link to a folder are not shipped.
+        if resolved_parent != root / parent:
             continue
         if not inner.is_dir() or inner.is_symlink():
             yield name
@@ -245,7 +244,7 @@ def _expand_repositories(folder: Path, names: list[str]) -> Iterator[str]:
 
 
 def _list_isolated(folder: Path) -> list[str]:
-    """List a folder through a temporary bare repository, without the folder's settings."""
+    """List a folder with a temporary repository, which ignores the folder's git settings."""
     with tempfile.TemporaryDirectory() as repository:
         _run_git(folder, "init", "--quiet", "--bare", "--template=", repository)
         git_options = (f"--git-dir={repository}", f"--work-tree={folder}")
@@ -272,7 +271,7 @@ def _list_git_files(
 
 
 def _run_git(folder: Path, *arguments: str, **variables: str) -> bytes:
-    # The environment of a git hook names another repository.
+    # In a git hook, variables such as GIT_DIR name another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environ |= _NO_FETCHING | variables
     command = ["git", *_NO_COMMANDS, *arguments]

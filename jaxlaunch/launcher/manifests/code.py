@@ -27,7 +27,7 @@ CODE_FOLDER = "/code"
 MAX_CONFIG_MAP_BYTES = 1024 * 1024
 MOUNT_FOLDER = "/jaxlaunch"
 AGENT_FILE, CODE_FILE = "agent.pyz", "code.tar.gz"
-# Every installation of CPython has this name; Debian has no `python`.
+# Every installation of CPython has this name. Debian has no `python`.
 INTERPRETER = "python3"
 
 
@@ -37,9 +37,9 @@ class JobCode:
 
     job: JobSpec
     image: str | None
-    # Whether the agent is injected by a ConfigMap, because it is not part of the image.
-    brings_agent: bool
-    # The folder in which the program starts; None for that of the image.
+    # Whether the agent comes from a ConfigMap, because the image does not contain it.
+    injects_agent: bool
+    # The folder in which the program starts; None for the image's own.
     workdir: str | None
 
 
@@ -48,12 +48,12 @@ class JobCode:
 
 def resolve_code(job: JobSpec, defaults: Defaults) -> JobCode:
     """Determine the image, the origin of the agent and the working directory."""
-    # The built-in trainer needs our package in its image, which contains the agent; so does the
-    # image of the cluster defaults. An image that a job names for its own command only needs
+    # The image of the cluster defaults and every image for the built-in trainer contain the package
+    # jaxlaunch, and thus the agent. An image that a job names for its own command only needs
     # Python, so the agent is injected.
-    brings_agent = job.agent == "inject"
+    injects_agent = job.agent == "inject"
     if job.agent == "auto":
-        brings_agent = job.command is not None and job.image is not None
+        injects_agent = job.command is not None and job.image is not None
     # A workdir that is relative, or is below an absolute `code`, is inside the unpacked code.
     folder, workdir = job.code_folder, job.workdir
     if folder is not None:
@@ -61,14 +61,17 @@ def resolve_code(job: JobSpec, defaults: Defaults) -> JobCode:
         if workdir is None or not posixpath.isabs(workdir) or is_below:
             relative_workdir = posixpath.relpath(workdir or folder, folder)
             workdir = posixpath.normpath(posixpath.join(CODE_FOLDER, relative_workdir))
-    return JobCode(job, job.image or defaults.image, brings_agent, workdir)
+    return JobCode(job, job.image or defaults.image, injects_agent, workdir)
 
 
 # --- faults ---------------------------------------------------------------------------------------
 
 
 def find_faults(code: JobCode, reserved_names: Collection[str]) -> Iterator[Fault]:
-    """Yield faults of the programs; init containers may not have a name in `reserved_names`."""
+    """Yield the faults of a job's programs.
+
+    Init containers must not have a name in `reserved_names`.
+    """
     folder, workdir = code.job.code_folder, code.job.workdir
     is_in_code = PurePosixPath(code.workdir or "").is_relative_to(CODE_FOLDER)
     is_relative = workdir is not None and not workdir.startswith("/")
@@ -116,13 +119,13 @@ class Bundle:
         return f"jaxlaunch-{digest.hexdigest()[:12]}"
 
     def config_map(self, namespace: str | None) -> dict[str, Any]:
-        """Return the manifest. Jobs share it, so it has no labels of a job."""
+        """Return the manifest. It has no labels of a job, because jobs share it."""
         metadata: dict[str, Any] = {"name": self.name, "labels": dict(MANAGED_LABELS)}
         if namespace is not None:
             metadata["namespace"] = namespace
         data = {name: base64.b64encode(content).decode() for name, content in self.files.items()}
-        kind = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-        return {**kind, "immutable": True, "binaryData": data}
+        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        return {**manifest, "immutable": True, "binaryData": data}
 
     def patch(self) -> dict[str, Any]:
         """Return the patch of the pod template. The agent unpacks the code."""
@@ -140,11 +143,11 @@ class Bundle:
 
 
 def build_bundle(code: JobCode, base_folder: Path) -> Bundle | None:
-    """Return the files that the job ships, or None. Its paths are relative to `base_folder`.
+    """Pack the files that the job ships, if any. Its paths are relative to `base_folder`.
 
     Raises UserError for a folder that cannot be packed.
     """
-    agent = pack.pack_agent() if code.brings_agent else None
+    agent = pack.pack_agent() if code.injects_agent else None
     archive_bytes = None
     if code.job.code_folder is not None:
         # Imported here, since most jobs ship no code.

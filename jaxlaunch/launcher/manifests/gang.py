@@ -19,7 +19,7 @@ from jaxlaunch.launcher.kubernetes.labels import REPLICATED_JOB
 
 
 def gang_patch(job: JobSpec, version: str | None) -> dict[str, Any]:
-    """Return the patch of the pod template: the group to which the pods belong."""
+    """Return the patch of the pod template that refers to the group of the pods."""
     if version is None or job.pod_count == 1:
         return {}
     if GANG_KINDS[version] == GANG_WORKLOADS:
@@ -34,7 +34,7 @@ def gang_manifests(
     if version is None or job.pod_count == 1:
         return []
     kind = GANG_KINDS[version]
-    # Spares need not be there, and an elastic job may start with fewer hosts.
+    # A job can start without its spares, and an elastic job with its smallest number of hosts.
     policy = {"gang": {"minCount": job.slices * job.min_hosts}}
     spec: dict[str, Any] = {"schedulingPolicy": policy}
     if kind == GANG_WORKLOADS:

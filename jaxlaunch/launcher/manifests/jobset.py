@@ -1,12 +1,11 @@
-"""From a job file to the manifests of its JobSet.
+"""Preparation of a job for a cluster, and rendering of its JobSet.
 
 `prepare` resolves a job, checks it, bundles its code and renders its manifests. Each aspect is a
-module (code, network, nodes, security, storage) with three functions: `resolve` combines the job
-with the cluster defaults and the platform, a second one yields the faults of the result, and
-`patch` returns its part of the pod template. After `resolve`, no code looks at the defaults; a
-value that nobody has set is None, which the checks report. `render` is pure: its output does not
-depend on time, random numbers or the cluster. A lost pod is replaced alone if the other hosts wait
-for it, which those of a TPU slice do not.
+module (code, network, nodes, security, storage) with functions of three types: `resolve` combines
+the job with the cluster defaults and the platform, `find_faults` yields the faults of the result,
+and `patch` returns its part of the pod template. After `resolve`, no code reads the defaults; a
+value that is not set anywhere is None, which `find_faults` reports if it is required. `render` is
+pure: its output does not depend on time, random numbers or the cluster.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedJob:
-    """A job with everything that its pods need, next to its unchanged `spec`."""
+    """A job combined with the cluster defaults. `spec` is the unchanged job."""
 
     spec: JobSpec
     labels: Mapping[str, str]
@@ -63,8 +62,8 @@ class ResolvedJob:
     code: JobCode
     # The version of Kubernetes' own gang scheduling, if the cluster uses it.
     gang_version: str | None
-    # Key of the job → key of the cluster defaults that its value comes from.
-    filled: Mapping[KeyPath, KeyPath]
+    # Keys of the job whose values come from the cluster defaults → their keys there.
+    default_keys: Mapping[KeyPath, KeyPath]
     # The name of the folder of the job's file.
     folder_name: str = ""
 
@@ -85,7 +84,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
     job_network = network.resolve(job, values, platform)
     job_storage = storage.resolve(job, values, platform)
     keys = ("platform", "image", "queue", "service_account")
-    filled: dict[KeyPath, KeyPath] = {
+    default_keys: dict[KeyPath, KeyPath] = {
         (key,): (key,) for key in keys if not getattr(job, key) and key in values.model_fields_set
     }
     return ResolvedJob(
@@ -93,19 +92,20 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         labels=values.labels | job.labels,
         annotations=values.annotations | job.annotations,
         network=job_network,
-        nodes=nodes.resolve(job, values, platform, job_network.chosen),
+        nodes=nodes.resolve(job, values, platform, job_network.choice),
         storage=job_storage,
         security=security.resolve(job, values, pins_memory=job_network.pinning is not None),
         code=code.resolve_code(job, values),
         gang_version=values.gang_scheduling,
-        filled={**filled, **job_network.filled, **job_storage.filled},
+        default_keys={**default_keys, **job_network.default_keys, **job_storage.default_keys},
     )
 
 
+# The command of an agent that is part of the image.
 AGENT = ["python", *isolated.inline_arguments("jaxlaunch.launcher.agent")]
 
-# Environment variables of the agent with fields of its pod.
-_FIELDS = {
+# Environment variables of the agent, and the fields of its pod from which they are set.
+_FIELD_PATHS = {
     contract.SLICE: f"metadata.labels['{SLICE_LABEL}']",
     contract.UID: f"metadata.labels['{UID_LABEL}']",
     contract.GENERATION: f"metadata.labels['{GENERATION_LABEL}']",
@@ -113,7 +113,6 @@ _FIELDS = {
     contract.POD_IP: "status.podIP",
     contract.NODE: "spec.nodeName",
 }
-
 
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
 
@@ -127,7 +126,7 @@ class PreparedJob(NamedTuple):
     manifests: list[dict[str, Any]]
 
     def manifests_with_secret(self) -> list[dict[str, Any]]:
-        """Return the manifests with a new Secret of the gang, which must never be printed."""
+        """Return the manifests, with a new Secret of the gang if it has one. Never print them."""
         if not self.job.spec.gang_secret:
             return self.manifests
         return [*self.manifests, security.gang_secret(self.manifests[0]["metadata"])]
@@ -141,18 +140,18 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     """
     job = dataclasses.replace(resolve(file.spec, defaults), folder_name=file.folder.resolve().name)
     if faults := list(job.find_faults()):
-        raise _locate_faults(faults, job.filled, file, defaults)
+        raise _faults_error(faults, job.default_keys, file, defaults)
     manifests = render(job, code.build_bundle(job.code, file.folder))
     if faults := list(pod_rules.find_template_faults(objects.pod_template(manifests[0]))):
-        raise _locate_faults(faults, job.filled, file, defaults)
-    # The namespace is set after rendering, so that the hash does not depend on where it was named.
+        raise _faults_error(faults, job.default_keys, file, defaults)
+    # Set after rendering, so that the digest of the JobSet does not depend on the context.
     if namespace is not None:
         for manifest in manifests:
             manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
     return PreparedJob(job, manifests)
 
 
-# What `prepare_despite_faults` uses where neither the job nor the cluster defaults set a value.
+# Values of `prepare_despite_faults` that neither the job nor the cluster defaults set.
 _STAND_IN_IMAGE = "registry.example/none"
 _STAND_IN_CHECKPOINTS = "gs://none/checkpoints"
 
@@ -181,17 +180,17 @@ def prepare_despite_faults(
         return faults, None
 
 
-def _locate_faults(
+def _faults_error(
     faults: Iterable[Fault],
-    filled: Mapping[KeyPath, KeyPath],
+    default_keys: Mapping[KeyPath, KeyPath],
     file: JobFile,
     defaults: ClusterDefaults,
 ) -> JobFaultsError:
-    """Add to each fault its line in the job file, or in the cluster defaults."""
+    """Return an error with the line of each fault in the job file or in the cluster defaults."""
     located = []
     for fault in faults:
         prefixes = (fault.path[:end] for end in range(len(fault.path), 0, -1))
-        source = next((filled[path] for path in prefixes if path in filled), None)
+        source = next((default_keys[path] for path in prefixes if path in default_keys), None)
         if source is None:
             located.append(file.source.locate(fault))
         else:
@@ -201,7 +200,7 @@ def _locate_faults(
 
 
 def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any]]:
-    """Return the manifests: JobSet, NetworkPolicy, claim templates, gang and ConfigMap."""
+    """Return the manifests: the JobSet, and the objects that it needs."""
     metadata: dict[str, Any] = {"name": job.spec.name}
     if job.spec.namespace is not None:
         metadata["namespace"] = job.spec.namespace
@@ -235,7 +234,7 @@ def _render_jobset(
     jobset_metadata = {**metadata, "labels": labels, "annotations": annotations}
     jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": jobset_metadata}
     jobset["spec"] = spec
-    # The digest identifies the JobSet, so that an equal one is not created again.
+    # `submit` compares the digest, so that an equal JobSet is not created again.
     digest = hashlib.sha256(json.dumps(jobset, sort_keys=True).encode()).hexdigest()
     jobset["metadata"] = {**jobset_metadata, "annotations": {**annotations, SPEC_HASH: digest}}
     return jobset
@@ -254,7 +253,7 @@ def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
 
 def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
     annotations, spec = {}, job.spec
-    # A slice of one host shares its node pool; a slice of several hosts needs its own.
+    # Slices of one host share a node pool; each slice of several hosts has its own.
     spans_hosts = spec.accelerator.platform == "tpu" and spec.hosts > 1
     is_placed = spec.placement is not None and spec.placement.required is not None
     if spans_hosts and not is_placed and job.nodes.slice_label is not None:
@@ -270,10 +269,10 @@ def exit_codes(action: Action) -> list[int]:
 
 
 def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
-    """Return the rules for a failed Job; the first that matches applies.
+    """Return JobSet's rules for a failed Job; the first match applies.
 
-    They match the messages of Kubernetes' pod failure policy. Other failures restart the gang and
-    count.
+    The patterns match messages of Kubernetes' pod failure policy. After any other failure, all pods
+    are restarted, which counts toward `restarts.crash`.
     """
 
     def exit_code_pattern(action: Action) -> str:
@@ -314,7 +313,7 @@ def _job_spec(job: ResolvedJob) -> dict[str, Any]:
         rules = [_disruption_rule("FailJob"), _exit_code_rule("FailJob", deciding_codes)]
         spec |= {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
     if job.spec.deadline is not None:
-        # This limits each generation of the Job; only Kueue limits the sum.
+        # This limits the time of each Job. Only Kueue limits the sum over restarts.
         spec["activeDeadlineSeconds"] = int(job.spec.deadline)
     return spec
 
@@ -322,9 +321,10 @@ def _job_spec(job: ResolvedJob) -> dict[str, Any]:
 def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
     """Return the keys of a Job that replaces each failed pod alone, while the other hosts wait.
 
-    Exit codes on which the gang has agreed still end the Job. Disruptions, and pods that were told
-    to leave, do not count. The limit applies per pod. Kubernetes delays a replacement by 10 s,
-    doubled for each failure of the same pod.
+    The pods of a TPU slice are always replaced together. Exit codes on which the gang has agreed
+    still end the Job. Disruptions, and pods that the gang has stopped, do not count. The limit
+    applies to each pod. Kubernetes delays a replacement by 10 s, doubled for each failure of the
+    same pod.
     """
     rules = [
         _exit_code_rule("FailJob", list(contract.GANG_CODES)),
@@ -335,7 +335,7 @@ def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
     spare_pods = spec.pods - min(spec.trainable_host_counts, default=spec.pods)
     limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash}
     limits["maxFailedIndexes"] = spare_pods
-    # Host 0 is the last to leave, so the Job is complete then even if other pods never came back.
+    # Host 0 ends last, so its success completes the Job even if other pods were never replaced.
     if spare_pods:
         limits["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     return {**limits, "podFailurePolicy": {"rules": rules}}
@@ -416,19 +416,21 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         contract.JOB: agent_job.to_json(),
     }
     if spec.train is not None:
-        train = storage.with_settled_folders(job.storage, spec.train)
+        train = storage.with_resolved_folders(job.storage, spec.train)
         values[contract.TRAIN_SPEC] = train.model_dump_json(exclude_unset=True)
     values |= spec.tracking_variables(job.folder_name, job.labels.get(SWEEP_LABEL))
     if run_folder is not None:
         values[contract.RUN_URL if "://" in run_folder else contract.RUN_DIR] = run_folder
-    fields = {name: {"fieldRef": {"fieldPath": path}} for name, path in _FIELDS.items()}
-    keys = {name: {"name": key.name, "key": key.key} for name, key in spec.secrets.items()}
-    secrets = {name: {"secretKeyRef": key} for name, key in keys.items()}
-    # Defaults that a job may override. A numeric user has no home and no name, and the root
-    # filesystem is read-only.
+    fields = {name: {"fieldRef": {"fieldPath": path}} for name, path in _FIELD_PATHS.items()}
+    secrets = {
+        name: {"secretKeyRef": {"name": secret.name, "key": secret.key}}
+        for name, secret in spec.secrets.items()
+    }
+    # A job may override these. A numeric user has no home and no name, and the root filesystem is
+    # read-only.
     defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
-    # Without JAX_PLATFORMS, JAX silently falls back to the CPU.
-    # The name of a plugin's platform is the image's to say.
+    # Without JAX_PLATFORMS, JAX silently falls back to the CPU. Only the image knows the name of a
+    # plugin's platform.
     if spec.accelerator.platform not in ("cpu", "plugin"):
         defaults["JAX_PLATFORMS"] = f"{spec.accelerator.platform},cpu"
     defaults |= job.network.environment

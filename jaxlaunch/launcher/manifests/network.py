@@ -47,7 +47,7 @@ _WHOLE_HOST_NETWORKS: Mapping[str, Sequence[str]] = {
 
 
 class Ports(NamedTuple):
-    """The ports of a pod that its gang and Prometheus reach."""
+    """The ports of a pod to which its gang and Prometheus connect."""
 
     leader: int
     metrics: int
@@ -59,26 +59,26 @@ class JobNetwork:
 
     job: JobSpec
     platform: PlatformName
-    chosen: Network
+    choice: Network
     ports: Ports
     tcpxo: Tcpxo | None
     gib: Gib
     # Variables of NCCL and libfabric, which the job may override.
     environment: Mapping[str, str]
     prometheus: Prometheus
-    # Key of the job → key of the cluster defaults that its value comes from.
-    filled: Mapping[KeyPath, KeyPath]
+    # Keys of the job whose values come from the cluster defaults → their keys there.
+    default_keys: Mapping[KeyPath, KeyPath]
 
     @property
     def pinning(self) -> str | None:
         """The name of a network that needs pinned memory, or None."""
-        name = "rdma" if isinstance(self.chosen, Rdma) else self.chosen
+        name = "rdma" if isinstance(self.choice, Rdma) else self.choice
         return name if self.job.host_count > 1 and name in runtime.PINNING.value else None
 
     @property
     def container_names(self) -> tuple[str, ...]:
         """The names of the containers that the network adds to a pod."""
-        return (DAEMON_CONTAINER,) if self.chosen == "gpudirect-tcpxo" else ()
+        return (DAEMON_CONTAINER,) if self.choice == "gpudirect-tcpxo" else ()
 
 
 # --- resolve --------------------------------------------------------------------------------------
@@ -86,58 +86,56 @@ class JobNetwork:
 
 def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobNetwork:
     """Choose the network of the job, else that of the cluster for its accelerator."""
-    chosen, kind = job.network, job.accelerator.type
-    filled: dict[KeyPath, KeyPath] = {}
+    choice, kind = job.network, job.accelerator.type
+    default_keys: dict[KeyPath, KeyPath] = {}
     if "network" not in job.model_fields_set and kind in defaults.network:
-        chosen, filled[("network",)] = defaults.network[kind], ("network", kind)
+        choice, default_keys[("network",)] = defaults.network[kind], ("network", kind)
     ports = Ports(LEADER_PORT, METRICS_PORT)
-    # Jobs share the ports of the host, so each derives its own from its name.
-    if chosen == "hostnetwork":
+    # Jobs on one host share its ports, so each job derives its own from its name.
+    if choice == "hostnetwork":
         owner = f"{job.namespace or ''}/{job.name}"
         first = _HOST_PORTS[zlib.crc32(owner.encode()) % len(_HOST_PORTS)]
         ports = Ports(first, first + 1)
     return JobNetwork(
         job=job,
         platform=platform,
-        chosen=chosen,
+        choice=choice,
         ports=ports,
         tcpxo=defaults.tcpxo,
         gib=defaults.gib or Gib(),
-        environment=_nccl_environment(job, chosen, platform, defaults.tcpxo),
+        environment=_nccl_environment(job, choice, platform, defaults.tcpxo),
         prometheus=defaults.prometheus,
-        filled=filled,
+        default_keys=default_keys,
     )
 
 
 def _nccl_environment(
-    job: JobSpec, chosen: Network, platform: PlatformName, tcpxo: Tcpxo | None
+    job: JobSpec, choice: Network, platform: PlatformName, tcpxo: Tcpxo | None
 ) -> dict[str, str]:
     """Return the variables that NCCL and libfabric need, which a job may override.
 
-    Google's examples source a shell script for this, which only a shell can do.
+    Google's examples source a shell script instead, which needs a shell in the command.
     """
-    if isinstance(chosen, Rdma):
-        return dict(chosen.env)
-    if chosen in ("efa", "efa-dra") and job.resources.hugepages is None:
+    if isinstance(choice, Rdma):
+        return dict(choice.env)
+    if choice in ("efa", "efa-dra") and job.resources.hugepages is None:
         return dict(eks.WITHOUT_HUGEPAGES.value)
-    if chosen == "gpudirect-tcpxo":
+    if choice == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
     nodes = gke.NODES.get(job.accelerator.type) if platform == "gke" else None
     if nodes is None or nodes.plugins is None:
         return {}
-    if chosen in ("gpudirect-rdma", "gpudirect-rdma-dra"):
-        # The tuner ends a program for which it has no configuration, so it is disabled where none
-        # is known.
+    if choice in ("gpudirect-rdma", "gpudirect-rdma-dra"):
+        # The tuner ends a program on machines for which it has no configuration.
         tuner = nodes.gib_tuner and {"NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
         return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
-    # A job may configure NCCL's plugins itself, by a variable or by their folder in its pod or
-    # command.
+    # A job may configure NCCL's plugins itself: by a variable, or in its pod or command.
     prefixes, text = tuple(gke.PLUGIN_VARIABLE_PREFIXES.value), f"{job.pod} {job.command}"
     names = {*job.env, *job.secrets}
     has_variable = "NCCL_NET" in names or any(name.startswith(prefixes) for name in names)
     if has_variable or gke.GIB_FOLDER.value in text or "tcpx" in text:
         return {}
-    return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") else {}
+    return dict(gke.WITHOUT_PLUGINS.value) if choice in ("default", "hostnetwork") else {}
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -145,40 +143,40 @@ def _nccl_environment(
 
 def find_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     """Yield faults of a network that these nodes do not support."""
-    chosen, kind = network.chosen, network.job.accelerator.type
-    if (fault := checks.network_fault(chosen, kind, network.platform)) is not None:
+    choice, kind = network.choice, network.job.accelerator.type
+    if (fault := checks.network_fault(choice, kind, network.platform)) is not None:
         yield fault
-    elif chosen == "efa":
+    elif choice == "efa":
         yield from _efa_faults(network, nodes)
-    elif isinstance(chosen, str) and chosen in _WHOLE_HOST_NETWORKS:
-        yield from _gpudirect_faults(network, nodes, chosen)
+    elif isinstance(choice, str) and choice in _WHOLE_HOST_NETWORKS:
+        yield from _gpudirect_faults(network, nodes, choice)
 
 
-def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterator[Fault]:
+def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, profile: str) -> Iterator[Fault]:
     path: KeyPath = ("network",)
-    kinds = _WHOLE_HOST_NETWORKS[name]
+    kinds = _WHOLE_HOST_NETWORKS[profile]
     kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
     gpu = gke.TCPX_GPU.value
     if kind not in kinds or per_host != ACCELERATORS[kind].per_host:
-        hosts = ", ".join(f"{able} with {ACCELERATORS[able].per_host}" for able in kinds)
+        hosts = ", ".join(f"{name} with {ACCELERATORS[name].per_host}" for name in kinds)
         hint = f"it joins whole hosts: {hosts} per host."
         if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
             hint += " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink "
             hint += f"between hosts of {kind}."
-        message = f"network = {name} does not apply to {kind} with {per_host} per host."
+        message = f"network = {profile} does not apply to {kind} with {per_host} per host."
         yield Fault(path, message, hint)
-    elif name == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
+    elif profile == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
         reason = "whose GPUDirect-TCPX is not supported."
-        message = f"network = {name} does not exist on nodes of {gpu}, {reason}"
+        message = f"network = {profile} does not exist on nodes of {gpu}, {reason}"
         yield Fault(path, message, f"choose {GKE_GPU}: {gke.TCPXO_GPU.value}, or network: default.")
-    if name == "gpudirect-tcpxo" and network.tcpxo is None:
-        message = f"network = {name} needs the receive daemon's image, "
+    if profile == "gpudirect-tcpxo" and network.tcpxo is None:
+        message = f"network = {profile} needs the receive daemon's image, "
         message += "and the cluster defaults have none."
         yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
 
 
 def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
-    """Yield faults at the key to change, since the network may come from the defaults."""
+    """Yield faults at the keys to change. The network itself may come from the cluster defaults."""
     kind, resources = network.job.accelerator.type, network.job.resources
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
@@ -201,7 +199,7 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
 
 def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     """Return the patch of the pod template for a job without faults."""
-    match network.chosen:
+    match network.choice:
         case Rdma(resource=resource, count=number, networks=networks):
             template = _resource_patch(resource, number)
             if networks:
@@ -306,24 +304,24 @@ def render_env(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def render_policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the NetworkPolicy, which admits the pods of the job, and Prometheus to their metrics.
+    """Return the NetworkPolicy. It admits the job's pods, and Prometheus to the metrics port.
 
     The list is empty if the job disables it or uses the host's network, to which policies do not
     apply.
     """
-    if not network.job.network_policy or network.chosen == "hostnetwork":
+    if not network.job.network_policy or network.choice == "hostnetwork":
         return []
-    members = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
+    job_pods = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
     namespaces: dict[str, Any] = {}
     if (namespace := network.prometheus.namespace) is not None:
         namespaces["matchLabels"] = {"kubernetes.io/metadata.name": namespace}
-    scraper_pods = {"matchLabels": dict(network.prometheus.labels)}
-    scraper = {"namespaceSelector": namespaces, "podSelector": scraper_pods}
-    scraped = {"protocol": "TCP", "port": network.ports.metrics}
-    rules = [{"from": [members]}, {"from": [scraper], "ports": [scraped]}]
-    spec = {**members, "policyTypes": ["Ingress"], "ingress": rules}
-    kind = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
-    return [{**kind, "metadata": dict(metadata), "spec": spec}]
+    labels = dict(network.prometheus.labels)
+    prometheus = {"namespaceSelector": namespaces, "podSelector": {"matchLabels": labels}}
+    metrics_port = {"protocol": "TCP", "port": network.ports.metrics}
+    rules = [{"from": [job_pods]}, {"from": [prometheus], "ports": [metrics_port]}]
+    spec = {**job_pods, "policyTypes": ["Ingress"], "ingress": rules}
+    manifest = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    return [{**manifest, "metadata": dict(metadata), "spec": spec}]
 
 
 # Names of the claims of a pod.
@@ -334,16 +332,16 @@ class Adapters(NamedTuple):
     """The network adapters of a host that its pod claims."""
 
     device_class: str
-    # None for all that the node has.
-    number: int | None
+    # None for all adapters of the node.
+    count: int | None
 
 
 def claimed_adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
     """Return the adapters that the network claims by DRA, or None."""
-    if network.chosen == "efa-dra":
+    if network.choice == "efa-dra":
         interfaces = nodes.efa_interfaces
         return Adapters(eks.EFA_CLASS.value, interfaces[0] if len(interfaces) == 1 else None)
-    if network.chosen == "gpudirect-rdma-dra":
+    if network.choice == "gpudirect-rdma-dra":
         rdma = gke.NODES[network.job.accelerator.type].rdma
         return Adapters(gke.RDMA_CLASS.value, None if rdma is None else rdma.value)
     return None
@@ -364,23 +362,26 @@ def claims_patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
 def claim_manifests(
     network: JobNetwork, nodes: JobNodes, metadata: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the claim template of the adapters, and the ComputeDomain."""
+    """Return the claim template of the adapters and the ComputeDomain, if the job needs them."""
     manifests = []
-    if (claimed := claimed_adapters(network, nodes)) is not None:
-        exactly: dict[str, Any] = {"deviceClassName": claimed.device_class, "allocationMode": "All"}
-        if claimed.number is not None:
-            exactly |= {"allocationMode": "ExactCount", "count": claimed.number}
+    if (adapters := claimed_adapters(network, nodes)) is not None:
+        exactly: dict[str, Any] = {
+            "deviceClassName": adapters.device_class,
+            "allocationMode": "All",
+        }
+        if adapters.count is not None:
+            exactly |= {"allocationMode": "ExactCount", "count": adapters.count}
         requests = {"requests": [{"name": _ADAPTER_CLAIM, "exactly": exactly}]}
         spec: dict[str, Any] = {"spec": {"devices": requests}}
         name = f"{network.job.name}-{_ADAPTER_CLAIM}"
         manifests.append((RESOURCE_CLAIM_TEMPLATES, {**metadata, "name": name}, spec))
     if network.job.compute_domain:
-        # Its controller creates the claim template. Without the driver's DNS names, every pod waits
-        # for this number of hosts; with them it is only reported.
+        # The controller of ComputeDomains creates the claim template. Every pod waits for numNodes
+        # hosts, unless the driver uses DNS names; then the number is only reported.
         channel = {"resourceClaimTemplate": {"name": f"{network.job.name}-{_NVLINK_CLAIM}"}}
         spec = {"numNodes": network.job.host_count, "channel": channel}
         manifests.append((COMPUTE_DOMAINS, dict(metadata), spec))
     return [
-        {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": named, "spec": spec}
-        for kind, named, spec in manifests
+        {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec}
+        for kind, metadata, spec in manifests
     ]

@@ -51,9 +51,9 @@ class JobNodes:
     queue: str | None
     # The component that adds nodes on EKS.
     provisioner: Provisioner
-    # Nodes with the accelerator; None if the platform has none.
+    # Nodes with the accelerator; None if they are not known on the platform.
     accelerator: Nodes | None
-    # Nodes of the kind of capacity; None if the platform has none.
+    # Nodes of the kind of capacity; None if they are not known on the platform.
     capacity: Nodes | None
     # Labels that a node must have, with one of several values for each key.
     labels: Mapping[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class JobNodes:
     efa_interfaces: tuple[int, ...]
     # The label that nodes of one TPU slice share.
     slice_label: str | None
-    # Variables with the folders in which programs find the driver.
+    # Environment variables with the folders of the driver.
     search_paths: Mapping[str, str]
 
 
@@ -78,11 +78,11 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName, network: N
     paths = facts.search_paths.get(job.accelerator.platform)
     slice_label = defaults.slice_label or (facts.slice_label.value if facts.slice_label else None)
     node_kinds = [nodes for nodes in (accelerator, capacity) if nodes is not None]
-    is_usual = accelerator is not None and bool(accelerator.source)
-    # Nodes may be kept for a resource by a taint of its name, which the admission controller
-    # ExtendedResourceToleration expects.
-    own_resource = job.accelerator.resource
-    device_tolerations = [] if own_resource is None else [toleration_for(own_resource)]
+    has_platform_labels = accelerator is not None and bool(accelerator.source)
+    # Nodes with special devices may have a taint with the name of their resource, as the admission
+    # controller ExtendedResourceToleration expects.
+    resource = job.accelerator.resource
+    device_tolerations = [] if resource is None else [toleration_for(resource)]
     return JobNodes(
         job=job,
         platform=platform,
@@ -90,7 +90,9 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName, network: N
         provisioner=defaults.provisioner,
         accelerator=accelerator,
         capacity=capacity,
-        labels=_required_labels(job, node_kinds, selector, network, is_usual=is_usual),
+        labels=_required_labels(
+            job, node_kinds, selector, network, has_platform_labels=has_platform_labels
+        ),
         tolerations=(
             *LOST_NODE_TOLERATIONS,
             *(toleration for nodes in node_kinds for toleration in nodes.tolerations),
@@ -127,28 +129,31 @@ def _capacity_nodes(job: JobSpec, defaults: Defaults, platform: PlatformName) ->
         if kind in defaults.capacity:
             return _cluster_nodes(defaults.capacity[kind], capacities.get(kind))
         return capacities.get(kind)
-    if (reserved := capacities.get("reservation")) is None:
+    if (reservation_nodes := capacities.get("reservation")) is None:
         return None
-    labels = dict(reserved.labels)
+    labels = dict(reservation_nodes.labels)
     if defaults.provisioner == "managed" and defaults.reservation_label is not None:
         labels = {defaults.reservation_label: (NAME,)}
     if platform == "gke":
         for part, nodes in gke.RESERVATION_PARTS.items():
             if getattr(kind, part) is not None:
                 labels |= nodes.labels
-    # The reservation, or the part of it that the job names.
-    names = {NAME: kind.reservation, PROJECT: kind.project}
-    names |= {BLOCK: kind.block, SUB_BLOCK: kind.sub_block}
+    placeholders = {
+        NAME: kind.reservation,
+        PROJECT: kind.project,
+        BLOCK: kind.block,
+        SUB_BLOCK: kind.sub_block,
+    }
     for key, values in labels.items():
-        labels[key] = tuple(names.get(value) or value for value in values)
-    return Nodes(labels, reserved.tolerations, reserved.source)
+        labels[key] = tuple(placeholders.get(value) or value for value in values)
+    return Nodes(labels, reservation_nodes.tolerations, reservation_nodes.source)
 
 
-def _cluster_nodes(cluster_nodes: ClusterNodes, usual: Nodes | None) -> Nodes:
-    """Return the nodes of the cluster defaults, with the usual tolerations unless set."""
+def _cluster_nodes(cluster_nodes: ClusterNodes, platform_nodes: Nodes | None) -> Nodes:
+    """Return the nodes of the cluster defaults, by default with the platform's tolerations."""
     tolerations = tuple(_dump_tolerations(cluster_nodes.tolerations))
-    if usual is not None and "tolerations" not in cluster_nodes.model_fields_set:
-        tolerations = usual.tolerations
+    if platform_nodes is not None and "tolerations" not in cluster_nodes.model_fields_set:
+        tolerations = platform_nodes.tolerations
     return Nodes({key: (value,) for key, value in cluster_nodes.node_selector.items()}, tolerations)
 
 
@@ -158,19 +163,19 @@ def _required_labels(
     selector: Mapping[str, str],
     network: Network,
     *,
-    is_usual: bool,
+    has_platform_labels: bool,
 ) -> dict[str, tuple[str, ...]]:
     """Return the required labels; `selector` chooses one of several values, or adds a label."""
     kind, topology = ACCELERATORS[job.accelerator.type], job.accelerator.topology
     labels = {key: values for nodes in node_kinds for key, values in nodes.labels.items()}
     # Nodes of a machine type may lack the labels that an optional component of the cluster adds.
-    if is_usual and names.KIND_LABELS & selector.keys():
+    if has_platform_labels and names.KIND_LABELS & selector.keys():
         for key in {*generic.DISCOVERED_LABELS.value} - selector.keys():
             labels.pop(key, None)
     labels |= {key: (value,) for key, value in selector.items()}
     if topology is not None and GKE_TPU in labels:
         labels[GKE_TOPOLOGY] = (topology,)
-        if is_usual and topology in kind.whole_host_topologies:
+        if has_platform_labels and topology in kind.whole_host_topologies:
             labels[gke.CHIPS_LABEL.value] = (str(job.accelerator.per_host),)
     if network == "gpudirect-tcpxo" and gke.TCPXO_GPU.value in labels.get(GKE_GPU, ()):
         labels[GKE_GPU] = (gke.TCPXO_GPU.value,)
@@ -184,10 +189,10 @@ def _dump_tolerations(tolerations: Iterable[Toleration]) -> list[Mapping[str, An
 def _efa_interfaces(
     accelerator: Nodes | None, selector: Mapping[str, str], hosts: int
 ) -> tuple[int, ...]:
-    """Return the possible numbers of EFA interfaces; for a single host the smallest."""
+    """Return the possible numbers of EFA interfaces; for a single host only the smallest."""
     types = () if accelerator is None else accelerator.labels.get(INSTANCE, ())
-    if (chosen := selector.get(INSTANCE)) is not None:
-        types = (chosen,)
+    if (instance_type := selector.get(INSTANCE)) is not None:
+        types = (instance_type,)
     interface_counts = (eks.INSTANCES[name].efa for name in types if name in eks.INSTANCES)
     counts = tuple(sorted({interfaces for interfaces in interface_counts if interfaces}))
     return counts if hosts > 1 else counts[:1]
@@ -197,7 +202,7 @@ def _efa_interfaces(
 
 
 def find_faults(nodes: JobNodes) -> Iterator[Fault]:
-    """Yield faults for everything that the job requests and the platform does not have."""
+    """Yield faults for devices, capacity and placement that the platform does not have."""
     yield from _device_faults(nodes)
     yield from _other_kind_faults(nodes)
     yield from _capacity_faults(nodes)
@@ -217,8 +222,8 @@ def _device_resource(job: JobSpec) -> str | None:
     """Return the resource of the job's devices, which a CPU does not have."""
     if job.accelerator.resource is not None:
         return job.accelerator.resource
-    usual = table.RESOURCE_NAMES.get(job.accelerator.platform)
-    return None if usual is None else usual.value
+    default_resource = table.RESOURCE_NAMES.get(job.accelerator.platform)
+    return None if default_resource is None else default_resource.value
 
 
 def _device_faults(nodes: JobNodes) -> Iterator[Fault]:
@@ -232,24 +237,23 @@ def _device_faults(nodes: JobNodes) -> Iterator[Fault]:
         return
     if nodes.job.accelerator.platform not in GPU_PLATFORMS:
         return
-    names = {
-        name for values in nodes.labels.values() for name in values
-    } & table.MAX_GPUS_BY_LABEL.keys()
-    if nodes.accelerator.labels.get(INSTANCE) == () and not names:
-        names = {*table.NODES[nodes.platform][kind].labels[INSTANCE]}
-    largest = max((table.MAX_GPUS_BY_LABEL[name] for name in names), default=per_host)
+    label_values = {value for values in nodes.labels.values() for value in values}
+    machines = label_values & table.MAX_GPUS_BY_LABEL.keys()
+    if nodes.accelerator.labels.get(INSTANCE) == () and not machines:
+        machines = {*table.NODES[nodes.platform][kind].labels[INSTANCE]}
+    largest = max((table.MAX_GPUS_BY_LABEL[name] for name in machines), default=per_host)
     if largest >= per_host:
         return
-    for chosen in nodes.job.node_selector.values():
-        if chosen in names:
-            gpus = table.MAX_GPUS_BY_LABEL[chosen]
-            message = f"node_selector: {chosen} has {format_count(gpus, 'GPU')}, and "
-            hint = f"use accelerator.per_host: {gpus}, or another machine type."
+    for value in nodes.job.node_selector.values():
+        if value in machines:
+            gpus = table.MAX_GPUS_BY_LABEL[value]
+            message = f"node_selector: {value} has {format_count(gpus, 'GPU')}, and "
             message += f"accelerator.per_host = {per_host}."
+            hint = f"use accelerator.per_host: {gpus}, or another machine type."
             yield Fault(("node_selector",), message, hint)
             return
-    machine = f"the largest {kind} machine of platform = {nodes.platform} has {largest}."
-    message = f"accelerator.per_host = {per_host}: {machine}"
+    limit = f"the largest {kind} machine of platform = {nodes.platform} has {largest}."
+    message = f"accelerator.per_host = {per_host}: {limit}"
     yield Fault(("accelerator", "per_host"), message, "use more hosts with fewer devices each.")
 
 
@@ -290,7 +294,7 @@ def _capacity_faults(nodes: JobNodes) -> Iterator[Fault]:
         yield Fault(path, message, hint)
     elif isinstance(kind, Reservation):
         yield from _reservation_faults(nodes, kind)
-    # Nodes of flex-start are removed after some days, whatever runs there.
+    # GKE removes nodes of flex-start after some days, even if jobs run on them.
     elif kind == "flex-start" and nodes.platform == "gke" and deadline is not None:
         days = gke.LONGEST_FLEX_START_S.value // 86_400
         if deadline > gke.LONGEST_FLEX_START_S.value:
@@ -319,9 +323,9 @@ def _reservation_faults(nodes: JobNodes, capacity: Reservation) -> Iterator[Faul
 
 
 def _mixed_kind_faults(nodes: JobNodes) -> Iterator[Fault]:
-    """Refuse mixed nodes: the slowest and the smallest host would limit the gang.
+    """Refuse nodes of several kinds, of which the slowest or smallest would limit the gang.
 
-    A label that the job selects besides, such as a machine type, leaves one kind of node.
+    Nodes are of one kind if the job also selects a label such as the machine type.
     """
     kind = nodes.job.accelerator.type
     if nodes.accelerator is None or nodes.job.host_count == 1 or ACCELERATORS[kind].may_mix_kinds:
@@ -351,7 +355,7 @@ def patch(nodes: JobNodes) -> dict[str, Any]:
     job, placement = nodes.job, nodes.job.placement
     if placement is None:
         return {"spec": spec}
-    # Kueue reads from these annotations the level of its Topology in which a slice is placed.
+    # Kueue reads these annotations: the level of its Topology in which a slice is placed.
     annotations = {PREFERRED_TOPOLOGY: placement.preferred}
     if placement.required is not None:
         annotations = {REQUIRED_TOPOLOGY: placement.required}
@@ -362,10 +366,14 @@ def patch(nodes: JobNodes) -> dict[str, Any]:
 
 def _node_selection(labels: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     spec: dict[str, Any] = {}
-    if single := {key: values[0] for key, values in labels.items() if len(values) == 1}:
-        spec["nodeSelector"] = single
-    if several := {key: list(values) for key, values in labels.items() if len(values) > 1}:
-        terms = [{"key": key, "operator": "In", "values": several[key]} for key in several]
+    if selector := {key: values[0] for key, values in labels.items() if len(values) == 1}:
+        spec["nodeSelector"] = selector
+    terms = [
+        {"key": key, "operator": "In", "values": list(values)}
+        for key, values in labels.items()
+        if len(values) > 1
+    ]
+    if terms:
         required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
         affinity = {"requiredDuringSchedulingIgnoredDuringExecution": required}
         spec["affinity"] = {"nodeAffinity": affinity}
@@ -384,10 +392,10 @@ def container_resources(nodes: JobNodes) -> dict[str, Any]:
         "ephemeral-storage": resources.ephemeral,
         "hugepages-2Mi": resources.hugepages,
     }
-    requests = {name: amount for name, amount in quantities.items() if amount is not None}
-    if (extended := _device_resource(nodes.job)) is not None:
-        requests[extended] = str(accelerator.per_host)
+    requests = {name: text for name, text in quantities.items() if text is not None}
+    if (device_resource := _device_resource(nodes.job)) is not None:
+        requests[device_resource] = str(accelerator.per_host)
     if not requests:
         return {}
-    limits = {name: amount for name, amount in requests.items() if name != "cpu"}
+    limits = {name: text for name, text in requests.items() if name != "cpu"}
     return {"resources": {"requests": requests} | ({"limits": limits} if limits else {})}

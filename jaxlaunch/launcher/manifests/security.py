@@ -1,4 +1,4 @@
-"""Users and rights of a job's pods, and mutual authentication of its gang.
+"""Users and capabilities of a job's pods, and mutual authentication of its gang.
 
 Pods have the Pod Security level `restricted`, unless they use TPUs or the cluster defaults set
 another user. Each gang has its own certificate authority, whose key is discarded after it has
@@ -35,28 +35,31 @@ _OVERRIDE_CAPABILITY = "DAC_OVERRIDE"
 # A privileged container has every capability.
 _PRIVILEGED = {"privileged": True, "readOnlyRootFilesystem": True}
 
-KEY_FILE = "key"  # of the gang's Secret
+# The key of the gang's Secret that contains the shared key of the agents.
+KEY_FILE = "key"
 KEY_BYTES = 32
 _VOLUME, _MOUNT = "gang-secret", "/jaxlaunch-gang"
 
 
 @dataclasses.dataclass(frozen=True)
 class JobSecurity:
-    """Users and rights of a job's pods.
+    """User, capabilities and credentials of a job's pods.
 
     Attributes:
         user: Number of the user, 0 for root.
         group: Group of the user and of volumes.
-        is_chosen: Whether the cluster defaults set the user for this accelerator.
+        is_user_set: Whether the cluster defaults set a user for this accelerator.
         is_privileged: Whether the container has every device and capability.
-        pins_memory: Whether the network reads and writes memory that the program pins.
-        has_token: Whether a token is mounted, which only an account that the job names gets.
+        pins_memory: Whether the network needs pinned memory of the program.
+        service_account: Name of the ServiceAccount, or None for the default one.
+        has_token: Whether its token is mounted, which needs an account that the job itself names.
+        image_pull_secrets: Names of Secrets for pulling images.
         gang_secret: Name of the Secret with which the agents of the gang authenticate each other.
     """
 
     user: int
     group: int
-    is_chosen: bool
+    is_user_set: bool
     is_privileged: bool
     pins_memory: bool
     service_account: str | None
@@ -73,11 +76,12 @@ def resolve(job: JobSpec, defaults: Defaults, *, pins_memory: bool) -> JobSecuri
     """
     default_user = runtime.TPU_USER.value if job.accelerator.platform == "tpu" else defaults.user
     user = defaults.users.get(job.accelerator.type, default_user)
-    number = user if isinstance(user, int) else None  # root and privileged have none
+    # None for root and privileged.
+    number = user if isinstance(user, int) else None
     return JobSecurity(
         user=number or 0,
         group=number or defaults.user,
-        is_chosen=job.accelerator.type in defaults.users,
+        is_user_set=job.accelerator.type in defaults.users,
         is_privileged=user == "privileged",
         pins_memory=pins_memory,
         service_account=job.service_account or defaults.service_account,
@@ -90,7 +94,7 @@ def resolve(job: JobSpec, defaults: Defaults, *, pins_memory: bool) -> JobSecuri
 
 
 def pod_spec(security: JobSecurity) -> dict[str, Any]:
-    """Return the keys of the pod's spec."""
+    """Return the keys of the pod's spec: user, account and image pull secrets."""
     spec: dict[str, Any] = {"automountServiceAccountToken": security.has_token}
     if security.service_account is not None:
         spec["serviceAccountName"] = security.service_account
@@ -118,7 +122,7 @@ def container_security_context(security: JobSecurity) -> dict[str, Any]:
         return dict(_PRIVILEGED)
     capabilities = []
     if security.user == 0:
-        capabilities += [_OVERRIDE_CAPABILITY] if security.is_chosen else []
+        capabilities += [_OVERRIDE_CAPABILITY] if security.is_user_set else []
         capabilities += [runtime.PINNING_CAPABILITY.value] if security.pins_memory else []
     added = {"add": capabilities} if capabilities else {}
     return {**RESTRICTED, "capabilities": {"drop": ["ALL"], **added}}
@@ -147,8 +151,8 @@ def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
     data = {name: base64.b64encode(content).decode() for name, content in contents.items()}
     secret_metadata = {key: metadata[key] for key in ("namespace", "labels") if key in metadata}
     secret_metadata["name"] = _gang_secret_name(job)
-    kind = {"apiVersion": "v1", "kind": "Secret", "metadata": secret_metadata}
-    return {**kind, "type": "Opaque", "data": data}
+    manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": secret_metadata}
+    return {**manifest, "type": "Opaque", "data": data}
 
 
 def secret_instruction(name: str) -> str:
@@ -163,15 +167,15 @@ def _gang_secret_name(job: str) -> str:
     return f"{job}-gang"
 
 
-# Longer than any job, since the certificate cannot be renewed.
+# Longer than any job, because the certificate cannot be renewed.
 CERTIFICATE_VALIDITY = datetime.timedelta(days=3650)
 # The clock of a node may be behind by this much.
 CLOCK_SKEW = datetime.timedelta(days=1)
 
 
 def make_certificates(job: str) -> dict[str, bytes]:
-    """Return certificate, key and authority of a new gang in PEM, by their file names."""
-    # Imported here, since it takes 0.1 s and only `launcher submit` needs it.
+    """Return the certificate, key and authority of a new gang in PEM, by file name."""
+    # Imported here, because the import takes 0.1 s and only `launcher submit` needs it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

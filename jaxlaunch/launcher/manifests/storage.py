@@ -20,7 +20,7 @@ from jaxlaunch.trainer.spec import AUTO, TrainSpec
 SCRATCH = "/tmp"
 SHM = "/dev/shm"
 GCS_FUSE = "gcsfuse.csi.storage.gke.io"
-# The folder, below the checkpoints, for everything that must outlive a pod.
+# The folder below the checkpoints in which agents store what must outlive a pod.
 RUN_FOLDER = ".jaxlaunch"
 
 CHECKPOINT_KEY: KeyPath = ("train", "checkpoint", "path")
@@ -37,8 +37,8 @@ class JobStorage:
     has_shared_memory: bool
     checkpoints: str | None
     compile_cache: str | None
-    # Key of the job → key of the cluster defaults that its value comes from.
-    filled: Mapping[KeyPath, KeyPath]
+    # Keys of the job whose values come from the cluster defaults → their keys there.
+    default_keys: Mapping[KeyPath, KeyPath]
 
     @property
     def run_folder(self) -> str | None:
@@ -69,19 +69,21 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobStor
     train = job.train
     checkpoints = None if train is None else train.checkpoint.path
     cache = None if train is None or train.compile_cache == AUTO else train.compile_cache
-    filled: dict[KeyPath, KeyPath] = {}
-    if checkpoints is None and (place := defaults.checkpoint) is not None:
-        root = place.url if isinstance(place, CheckpointUrl) else place.path
-        checkpoints, filled[CHECKPOINT_KEY] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
+    default_keys: dict[KeyPath, KeyPath] = {}
+    if checkpoints is None and (default := defaults.checkpoint) is not None:
+        root = default.url if isinstance(default, CheckpointUrl) else default.path
+        checkpoints = f"{root.rstrip('/')}/{job.name}"
+        default_keys[CHECKPOINT_KEY] = ("checkpoint",)
     has_cache_key = train is None or "compile_cache" in train.model_fields_set
     if not has_cache_key and defaults.compile_cache is not None:
-        cache, filled[_COMPILE_CACHE_KEY] = defaults.compile_cache.path, ("compile_cache",)
+        cache = defaults.compile_cache.path
+        default_keys[_COMPILE_CACHE_KEY] = ("compile_cache",)
     # A claim of the cluster is added if the job uses its folder and mounts nothing there.
     volumes = list(job.volumes)
-    for claim, used_folder in ((defaults.checkpoint, checkpoints), (defaults.compile_cache, cache)):
+    for claim, location in ((defaults.checkpoint, checkpoints), (defaults.compile_cache, cache)):
         if claim is None or isinstance(claim, CheckpointUrl):
             continue
-        folder = PurePosixPath(used_folder or "")
+        folder = PurePosixPath(location or "")
         is_mounted = any(folder.is_relative_to(volume.path) for volume in volumes)
         if folder.is_relative_to(claim.path) and not is_mounted:
             volumes.append(Claim(claim=claim.claim, path=claim.path))
@@ -93,7 +95,7 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobStor
         has_shared_memory=needs_shm or job.resources.shm is not None,
         checkpoints=checkpoints,
         compile_cache=cache,
-        filled=filled,
+        default_keys=default_keys,
     )
 
 
@@ -117,7 +119,7 @@ def find_faults(storage: JobStorage) -> Iterator[Fault]:
 
 
 def _lost_checkpoint_faults(storage: JobStorage, folder: str | None) -> Iterator[Fault]:
-    """Check that checkpoints outlive their pod and are visible to every host."""
+    """Yield faults for checkpoints that would be lost with a pod, or that hosts cannot share."""
     setting = "train.checkpoint.path"
     if folder is None:
         message = f"{setting} is missing, and the cluster defaults have no place for checkpoints."
@@ -126,22 +128,23 @@ def _lost_checkpoint_faults(storage: JobStorage, folder: str | None) -> Iterator
         return
     if not folder.startswith("/"):
         return
-    setting, path, holder = f"{setting} = {folder}", CHECKPOINT_KEY, _find_holder(storage, folder)
-    if holder in storage.job.volumes and CHECKPOINT_KEY in storage.filled:
-        path = ("volumes", storage.job.volumes.index(holder))
-    if holder is None:
+    setting, path = f"{setting} = {folder}", CHECKPOINT_KEY
+    volume = _find_volume(storage, folder)
+    if volume in storage.job.volumes and CHECKPOINT_KEY in storage.default_keys:
+        path = ("volumes", storage.job.volumes.index(volume))
+    if volume is None:
         message = f"{setting} is on no volume: it would be lost with its pod."
         hint = "mount a claim there: volumes: [{claim: …, path: …}]."
         yield Fault(CHECKPOINT_KEY, message, hint)
-    elif isinstance(holder, Ephemeral) and storage.job.pod_count > 1:
+    elif isinstance(volume, Ephemeral) and storage.job.pod_count > 1:
         message = f"{setting} is on ephemeral storage, which every host has for itself."
         yield Fault(path, message, "mount a ReadWriteMany claim there.")
-    elif isinstance(holder, Claim | Bucket) and holder.read_only:
+    elif isinstance(volume, Claim | Bucket) and volume.read_only:
         yield Fault(path, f"{setting} is on a read-only volume.", "mount it for writing.")
 
 
-def _find_holder(storage: JobStorage, folder: str) -> Any:
-    """Return the innermost volume that contains a folder, or the mount of `pod:` that does."""
+def _find_volume(storage: JobStorage, folder: str) -> Any:
+    """Return the innermost volume, or mount of `pod:`, that contains a folder, or None."""
     mounted: list[tuple[Any, Any]] = [(volume.path, volume) for volume in storage.volumes]
     for container in storage.job.pod.get("spec", {}).get("containers", []):
         mounts = container.get("volumeMounts") if container["name"] == MAIN_CONTAINER else None
@@ -167,7 +170,7 @@ def _relative_path_faults(train: TrainSpec) -> Iterator[Fault]:
 
 
 def patch(storage: JobStorage, *, owner: int) -> dict[str, Any]:
-    """Return the patch with the volumes; `owner` is the user of files in buckets."""
+    """Return the patch with the volumes; `owner` is the user that owns files in buckets."""
     volumes: list[dict[str, Any]] = []
     if not storage.has_own_scratch:
         volumes.append({"name": "tmp", "emptyDir": {}})
@@ -213,7 +216,7 @@ def disk_folders(storage: JobStorage) -> dict[str, int | None]:
     }
 
 
-def with_settled_folders(storage: JobStorage, train: TrainSpec) -> TrainSpec:
+def with_resolved_folders(storage: JobStorage, train: TrainSpec) -> TrainSpec:
     """Return the `train` block with the resolved folders."""
     updates: dict[str, Any] = {
         "checkpoint": train.checkpoint.model_copy(update={"path": storage.checkpoints})

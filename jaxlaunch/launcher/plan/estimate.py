@@ -329,7 +329,7 @@ def describe_ingress(job: ResolvedJob) -> str:
     """Return who can connect to the job's pods."""
     leader, metrics = job.network.ports.leader, job.network.ports.metrics
     ports = f"ports {leader} (agents) and {metrics} (metrics), and JAX's coordinator"
-    if job.network.chosen == "hostnetwork":
+    if job.network.choice == "hostnetwork":
         exposure = "are on the nodes' own addresses, which no NetworkPolicy protects"
         advice = "close them in the nodes' firewall"
         return f"anyone who reaches the nodes; {ports}, {exposure}: {advice}"

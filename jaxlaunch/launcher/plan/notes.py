@@ -66,7 +66,7 @@ def _note_eks(job: ResolvedJob) -> Iterator[str]:
             f"that has it {label}={capacity.reservation}, or name its label in the cluster "
             "defaults: reservation_label."
         )
-    if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
+    if job.network.choice == "efa-dra" and nodes.provisioner != "managed":
         yield (
             "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it "
             "only with settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: "
@@ -96,7 +96,7 @@ _GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
 def _note_tcp(job: ResolvedJob) -> Iterator[str]:
     # The GPUs of these hosts have a fast network of their own, which the job does not use.
     platform_networks = _GPU_NETWORKS.get(job.nodes.platform)
-    if platform_networks is None or job.network.chosen != "default" or job.spec.host_count == 1:
+    if platform_networks is None or job.network.choice != "default" or job.spec.host_count == 1:
         return
     label, factors = platform_networks
     values = job.nodes.labels.get(label, ())
@@ -208,7 +208,7 @@ def _note_proxy(job: ResolvedJob) -> Iterator[str]:
 def _note_user(job: ResolvedJob) -> Iterator[str]:
     accelerator_type, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{accelerator_type}: root}} in the cluster defaults"
-    if job.security.user == 0 and not job.security.is_chosen:
+    if job.security.user == 0 and not job.security.is_user_set:
         yield (
             "user: the pods run as root without capabilities (Pod Security level baseline): no "
             f"source says that another user may open {runtime.TPU_DEVICES.value} on the nodes; "

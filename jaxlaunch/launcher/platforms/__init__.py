@@ -1,1 +1,1 @@
-"""Requirements of the clusters of each provider."""
+"""Facts about the nodes of each platform: labels, taints, machine types and networks."""

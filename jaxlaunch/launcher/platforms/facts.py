@@ -1,4 +1,4 @@
-"""Types of the facts about a platform's nodes. Every fact names its source."""
+"""Types of the facts about platforms and their nodes. Every fact has a source."""
 
 from __future__ import annotations
 
@@ -16,24 +16,38 @@ GKE_TPU = "cloud.google.com/gke-tpu-accelerator"
 GKE_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU_PRODUCT = "nvidia.com/gpu.product"
 AMD_DEVICE, AMD_PRODUCT = "amd.com/gpu.device-id", "amd.com/gpu.product-name"
-# Placeholders in values of labels for the parts of a reservation that a job names.
+# Placeholders in the values of labels, for the parts of a reservation that a job names.
 NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
 
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A machine type: GPUs, nominal memory of each GPU, and interfaces of the fast network."""
+    """A machine type of Amazon EC2.
+
+    Attributes:
+        gpus: Number of GPUs.
+        memory_gb: Nominal memory of each GPU.
+        efa: Number of EFA interfaces; None if it is not known.
+        source: Source of these numbers.
+    """
 
     gpus: int
     memory_gb: int
-    # None if not known.
     efa: int | None = 0
     source: Source | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Access:
-    """The Pod Security level and the requirements on nodes of a kind of job and user."""
+class PodSecurity:
+    """The Pod Security level of a kind of job and user.
+
+    Attributes:
+        job: Kind of job: its accelerator or network.
+        user: User of its pods.
+        level: The strictest level that admits the pods.
+        needs: Setting that the nodes need.
+        source: Source of these facts.
+    """
 
     job: str
     user: str
@@ -55,47 +69,56 @@ class Fact(Generic[_Value]):
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """A kind of node: its labels, with alternative values, and the taints to tolerate."""
+    """A kind of node.
+
+    Attributes:
+        labels: Labels of the nodes, each with its possible values.
+        tolerations: Tolerations of the nodes' taints.
+        source: Source of the labels; None for those that a job or the cluster defaults name.
+        plugins: NCCL plugins that an installer on the nodes adds to every job.
+        rdma: Number of RDMA adapters that GKE's managed DRANET assigns to a pod.
+        gib_tuner: Configuration file of these machines for the tuner of NCCL's plugin gIB.
+    """
 
     labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
-    # None for labels that a job or the cluster defaults name.
     source: Source | None = None
-    # Plugins of NCCL that an installer puts where the NCCL of every job finds them.
     plugins: Fact[str] | None = None
-    # RDMA adapters that GKE's managed DRANET gives a pod.
     rdma: Fact[int] | None = None
-    # The configuration of these machines for the tuner of NCCL's plugin gIB.
     gib_tuner: Fact[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class PlatformFacts:
-    """The facts about a platform. An accelerator that is not in `nodes` does not exist there."""
+    """The facts about a platform.
 
-    nodes: Mapping[str, Nodes]  # by accelerator type
-    capacity: Mapping[str, Nodes] = dataclasses.field(default_factory=dict)  # by kind of capacity
-    # The same, where it depends on who adds the nodes.
+    Attributes:
+        nodes: Nodes by accelerator type. The platform does not have any other accelerator.
+        capacity: Nodes by kind of capacity.
+        provisioners: Nodes by provisioner and kind of capacity, if they depend on the provisioner.
+        networks: Values of `network:` for fast networks that only this platform has.
+        instances: Machine types by the value of a node label.
+        largest: GPUs of the largest machine, by the value of a node label.
+        memory_gb: Memory of each GPU, by the value of a node label.
+        slice_label: Label that nodes of one TPU slice share.
+        search_paths: Environment variables by which programs find the driver, by JAX's platform.
+    """
+
+    nodes: Mapping[str, Nodes]
+    capacity: Mapping[str, Nodes] = dataclasses.field(default_factory=dict)
     provisioners: Mapping[Provisioner, Mapping[str, Nodes]] = dataclasses.field(
         default_factory=dict
     )
-    networks: tuple[str, ...] = ()  # fast networks that exist there alone, as `network:` names them
-    instances: Mapping[str, Instance] = dataclasses.field(
-        default_factory=dict
-    )  # by the value of a label
-    largest: Mapping[str, Fact[int]] = dataclasses.field(
-        default_factory=dict
-    )  # GPUs of the largest machine, likewise
-    memory_gb: Mapping[str, Fact[float]] = dataclasses.field(
-        default_factory=dict
-    )  # of each GPU, likewise
-    slice_label: Fact[str] | None = None  # that nodes of one TPU slice share
-    # Search paths that a program needs there to find its driver, by JAX's platform.
+    networks: tuple[str, ...] = ()
+    instances: Mapping[str, Instance] = dataclasses.field(default_factory=dict)
+    largest: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)
+    memory_gb: Mapping[str, Fact[float]] = dataclasses.field(default_factory=dict)
+    slice_label: Fact[str] | None = None
     search_paths: Mapping[str, Fact[Mapping[str, str]]] = dataclasses.field(default_factory=dict)
 
 
 def toleration_for(key: str, effect: str = "NoSchedule") -> Mapping[str, Any]:
-    """Return the toleration of a taint with any value."""
+    """Return a toleration of a taint with this key and any value."""
     return {"key": key, "operator": "Exists", "effect": effect}
 
 

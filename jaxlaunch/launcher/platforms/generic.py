@@ -1,4 +1,4 @@
-"""Nodes of other clusters, labelled by NVIDIA's feature discovery or AMD's labeller."""
+"""Nodes of any other cluster, labelled by NVIDIA's GPU feature discovery or AMD's node labeller."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ AMD_GROUP = Source(
     "github.com/ROCm/k8s-device-plugin, issue 39",
 )
 
-# Labels that nodes have only if one of these components runs. A job that selects a machine type or
-# another label of the nodes' kind needs none of them: CoreWeave's nodes have labels of their own.
+# Labels that nodes have only if one of these components runs. They are not required if a job
+# selects a machine type or another label of KIND_LABELS: CoreWeave's nodes have other labels.
 DISCOVERED_LABELS: Fact[Sequence[str]] = Fact((GPU_PRODUCT, AMD_DEVICE), DISCOVERY)
-# The label also exists on GKE and EKS if the discovery is installed.
+# Nodes of GKE and EKS have this label too, if GPU feature discovery is installed.
 DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)
 
 
 def _amd_nodes(*ids: str) -> Nodes:
-    """Return the nodes with these PCI ids, of the card and of its virtual function."""
+    """Return the nodes with these PCI ids: that of the card, and that of its virtual function."""
     return Nodes({AMD_DEVICE: ids}, (toleration_for(AMD_RESOURCE.value),), AMD_IDS)
 
 
 AMD_RESOURCE = Fact("amd.com/gpu", AMD)
-# The group is the node's own, and a user other than root needs its number to open the devices.
+# A user other than root needs the number of this group to open the devices. It differs by node.
 AMD_DEVICES = Fact("/dev/kfd and /dev/dri/renderD*, of root and group render, mode 0660", AMD_GROUP)
 
-# GiB of each variant of a GPU by the name that the discovery uses, which is that of the device with
-# dashes.
+# Memory of each variant of a GPU. GPU feature discovery writes dashes instead of the spaces of its
+# name.
 _MEMORY_GB: Mapping[str, Fact[float]] = {
-    make.name.replace(" ", "-"): Fact(make.memory_gib, NVIDIA_DRIVER)
+    model.name.replace(" ", "-"): Fact(model.memory_gib, NVIDIA_DRIVER)
     for accelerator in ACCELERATORS.values()
     if accelerator.platform == "cuda"
-    for make in accelerator.models
+    for model in accelerator.models
 }
 
 
 def _nvidia_nodes(accelerator: Accelerator) -> Nodes:
-    """Return the nodes of a GPU; one without product names is requested only by its resource."""
-    products = tuple(make.name.replace(" ", "-") for make in accelerator.models)
+    """Return the nodes of a GPU. One without model names is selected by its resource alone."""
+    products = tuple(model.name.replace(" ", "-") for model in accelerator.models)
     return Nodes({GPU_PRODUCT: products} if products else {}, (GPU_TAINT,), DISCOVERY)
 
 

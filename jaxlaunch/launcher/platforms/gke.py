@@ -74,8 +74,6 @@ COMPUTE_DOMAINS = Source(
     "NVIDIA: ComputeDomains of its DRA driver",
     "docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-cds.html",
 )
-
-
 GIB_RELEASE = Source(
     "NCCL/gIB 1.1.2 of May 2026: NCCL versions",
     "docs.cloud.google.com/ai-hypercomputer/docs/nccl/release-notes-arm64",
@@ -148,7 +146,7 @@ NODES: Mapping[str, Nodes] = {
     "tpu7": Nodes({GKE_TPU: ("tpu7",)}, (TPU_TAINT,), AUTOSCALER),
 }
 
-# GB of each variant of an accelerator, where a label distinguishes them.
+# Memory of each variant of an accelerator that a label distinguishes.
 MEMORY_GB: Mapping[str, Fact[float]] = {
     "nvidia-tesla-v100": Fact(16, MACHINE_TYPES),
     "nvidia-tesla-a100": Fact(40, MACHINE_TYPES),
@@ -157,7 +155,7 @@ MEMORY_GB: Mapping[str, Fact[float]] = {
     "nvidia-h100-mega-80gb": Fact(80, MACHINE_TYPES),
 }
 
-# GPUs of the largest machine.
+# GPUs of the largest machine, by the value of the label GKE_GPU.
 LARGEST: Mapping[str, Fact[int]] = {
     "nvidia-tesla-t4": Fact(4, MACHINE_TYPES),
     "nvidia-tesla-v100": Fact(8, MACHINE_TYPES),
@@ -209,16 +207,17 @@ RESERVATION_PARTS: Mapping[str, Nodes] = {
 # The label that nodes of one TPU slice share.
 SLICE_LABEL = Fact("cloud.google.com/gke-nodepool", TPUS)
 
-# The chips of a TPU node: a slice of topology 2x4 is one host with eight chips or two with four.
+# The chips of a TPU node, by which a slice 2x4 of one host differs from one of two hosts.
 CHIPS_LABEL = Fact("cloud.google.com/gke-accelerator-count", AUTOSCALER)
 
-# The driver is mounted here, and is not on the search paths of containers.
+# GKE mounts the driver here, and does not add the folders to the search paths of containers.
 DRIVER: Fact[Mapping[str, str]] = Fact(
     {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64", "PATH": "/usr/local/nvidia/bin"}, GPU_PLUGIN
 )
 
 LONGEST_FLEX_START_S = Fact(7 * 86_400, FLEX_START)
-# For pods that are not system pods, unless the node pool sets another value.
+# Grace period of pods on a preempted spot node, and the largest one that a node pool may set.
+# System pods have another.
 SPOT_GRACE_S = Fact(15, SPOT)
 LARGEST_SPOT_GRACE_S = Fact(120, SPOT)
 
@@ -292,7 +291,7 @@ GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
     },
     GIB_NCCL,
 )
-# An installed tuner ends a job that does not configure it.
+# Disables installed plugins: a tuner without a configuration ends the job.
 WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact(
     {"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED
 )
@@ -300,7 +299,7 @@ WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact(
 PLUGIN_VARIABLE_PREFIXES: Fact[Sequence[str]] = Fact(
     ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE
 )
-# The NCCL that the installer of TCPXO contains, and the oldest that gIB supports.
+# The version of NCCL in the installer of TCPXO, and the oldest version that gIB supports.
 TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
 GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
 

@@ -1,9 +1,9 @@
-"""Names that other clouds and tools give to accelerators, and the accelerator that each one is.
+"""Names of accelerators in other clouds and tools, and the accelerator of job.yaml for each.
 
-People carry over the name of a machine type, of a TPU slice, of a node label or of a product.
-`translate` returns the accelerator of job.yaml that such a name stands for, and `suggest` a
-sentence that can be pasted. Machine types are described by patterns, because their sizes are
-numbers in their names; those of Amazon are the rows of `eks.INSTANCES`.
+Users write names that they know: of a machine type, a TPU slice, a node label or a product.
+`translate` returns the accelerator of job.yaml for such a name, and `suggest` a hint with the text
+to write instead. Machine types are matched by patterns, because their names contain their size;
+those of Amazon are the rows of `eks.INSTANCES`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NODE_LABELS = Source(
     "learn.microsoft.com/azure/aks/use-labels",
 )
 
-# Labels of which one value is one kind of machine or of GPU (NODE_LABELS, COREWEAVE): a job that
+# Labels whose values each identify one kind of machine or GPU (NODE_LABELS, COREWEAVE). A job that
 # selects a value has hosts of one kind.
 KIND_LABELS = frozenset(
     {
@@ -79,15 +79,15 @@ KIND_LABELS = frozenset(
         "skypilot.co/accelerator",
     }
 )
-# Those of which the values name machines or products, rather than what an administrator chose.
+# Those whose values are names of machines or products, and not chosen by an administrator.
 _NAMING_LABELS = KIND_LABELS - {
     "cloud.google.com/gke-nodepool",
     "eks.amazonaws.com/nodegroup",
     "kubernetes.azure.com/agentpool",
 }
 
-# The domain of a device plugin's resources → JAX's platform of the devices, None without one
-# (NEURON, INTEL, GAUDI). Resources of other domains may be those of a plugin that shares GPUs.
+# The domain of a device plugin's resources → JAX's platform of the devices, or None if JAX has none
+# (NEURON, INTEL, GAUDI). Other domains may belong to plugins that share GPUs.
 RESOURCE_DOMAINS: Mapping[str, str | None] = {
     "nvidia.com": "cuda",
     "amd.com": "rocm",
@@ -131,7 +131,7 @@ class Match:
 # The usual topology of each number of chips (SLICES).
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
-# Without what separates their words.
+# Names of TPUs without dashes and other separators.
 _TPU_NAMES = {
     **dict.fromkeys(("v4", "tpuv4", "tpuv4podslice"), "v4"),
     **dict.fromkeys(("v5e", "tpuv5e", "v5litepod", "v5lite", "tpuv5lite"), "v5e"),
@@ -141,7 +141,7 @@ _TPU_NAMES = {
     **dict.fromkeys(("tpuv6eslice", "tpuv6edevice"), "v6e"),
     **dict.fromkeys(("7x", "v7x", "tpu7x", "tpuv7x", "tpuv7", "ironwood"), "7x"),
 }
-# The sizes of a slice's name are cores.
+# TPUs whose slice names contain the number of cores. Other names contain that of chips.
 _NAMED_BY_CORES = ("v4", "v5p", "7x")
 _TPU_MACHINES = {
     **dict.fromkeys(("ct5l-hightpu", "ct5lp-hightpu"), "v5e"),
@@ -178,11 +178,11 @@ def _topologies(kind: str) -> dict[int, str]:
 
 # --- machine types --------------------------------------------------------------------------------
 
-# Pattern of a machine type → its accelerator, and how many: a number, or those of a size by its
-# number. Without either, the pattern's group is the number.
+# Pattern of a machine type, its accelerator, and the number of accelerators. This is an integer, or
+# depends on the number in the pattern's group by a table, or is that number if it is None.
 _Count = int | Mapping[int, int] | None
 _MACHINES: Sequence[tuple[str, str, _Count]] = (
-    # GOOGLE. The number in g2 and g4 is that of CPUs.
+    # GOOGLE. The number in the names of g2 and g4 is that of CPUs.
     (r"a2-(?:high|mega|ultra)gpu-(\d+)g", "a100", None),
     (r"a3-(?:high|mega|edge)gpu-(\d+)g(?:-nolssd)?", "h100", None),
     (r"a3-ultragpu-(\d+)g(?:-nolssd)?", "h200", None),
@@ -191,7 +191,7 @@ _MACHINES: Sequence[tuple[str, str, _Count]] = (
     (r"a4x-maxgpu-(\d+)g(?:-metal)?", "gb300", None),
     (r"g2-standard-(\d+)", "l4", {4: 1, 8: 1, 12: 1, 16: 1, 32: 1, 24: 2, 48: 4, 96: 8}),
     (r"g4-standard-(\d+)", "rtxpro6000", {48: 1, 96: 2, 192: 4, 384: 8}),
-    # AZURE. The number of these is that of CPUs, too.
+    # AZURE. The number in the names is that of CPUs.
     (r"standard_nd(96)am?sr(?:_a100)?_v4", "a100", 8),
     (r"standard_nc(\d+)ads_a100_v4", "a100", {24: 1, 48: 2, 96: 4}),
     (r"standard_nd(96)isr?_h100_v5", "h100", 8),
@@ -231,7 +231,7 @@ _MACHINES: Sequence[tuple[str, str, _Count]] = (
     (r"gb300-(\d+)x", "gb300", None),
     (r"rtxp6000-(\d+)x", "rtxpro6000", None),
 )
-_COMPILED = tuple((re.compile(pattern), kind, count) for pattern, kind, count in _MACHINES)
+_MACHINE_PATTERNS = tuple((re.compile(pattern), kind, count) for pattern, kind, count in _MACHINES)
 # Amazon's families of machine types, such as p5.
 _FAMILIES: Mapping[str, str] = {
     instance.partition(".")[0]: kind
@@ -248,7 +248,7 @@ def match_machine(name: str) -> Match | None:
         return Match(_FAMILIES[name.partition(".")[0]], instance.gpus)
     if name in _FAMILIES:
         return Match(_FAMILIES[name])
-    for pattern, kind, count in _COMPILED:
+    for pattern, kind, count in _MACHINE_PATTERNS:
         if size := pattern.fullmatch(name):
             number = int(size[1])
             return Match(kind, count.get(number) if isinstance(count, Mapping) else count or number)
@@ -256,7 +256,7 @@ def match_machine(name: str) -> Match | None:
 
 
 def find_other_kind(labels: Mapping[str, str], kind: str) -> tuple[str, str] | None:
-    """Return a label that selects machines of another accelerator, and that accelerator.
+    """Return a selected label that belongs to another accelerator, and that accelerator's type.
 
     Args:
         labels: The labels that the job selects.
@@ -266,7 +266,7 @@ def find_other_kind(labels: Mapping[str, str], kind: str) -> tuple[str, str] | N
         match = translate(labels[key])
         if match is None or not (ACCELERATORS[match.kind].models and ACCELERATORS[kind].models):
             continue
-        # Two names of a TPU are one row.
+        # Aliases of a TPU share one row.
         if ACCELERATORS[match.kind] is not ACCELERATORS[kind]:
             return key, match.kind
     return None
@@ -281,7 +281,7 @@ _PRODUCTS = {
     **{name: f"rtx{name}" for name in ("3090", "4090", "5090", "6000ada")},
     "gracehopper": "gh200",
     "graceblackwell": "gb200",
-    # A GPU of Arm machines, which is not T4.
+    # The T4G of Arm machines is not a T4.
     "t4g": "gpu",
 }
 _VENDORS = {
@@ -307,7 +307,7 @@ _ANY_GPU = {
 
 
 def translate(name: str) -> Match | None:
-    """Return the accelerator that a name of another tool or cloud stands for, or None."""
+    """Return the accelerator for a name of another tool or cloud, or None."""
     name = name.strip().lower()
     match = match_machine(name) or _match_tpu(name)
     if match is not None:
@@ -322,7 +322,7 @@ def translate(name: str) -> Match | None:
 def _match_product(name: str) -> Match | None:
     """Match a product among the words of a name: `NVIDIA-H100-80GB`, `gpu_8x_h100_sxm5`, `H100:8`.
 
-    A name of which only the vendor is known is any GPU of the vendor.
+    If only the vendor is recognized, the result is any GPU of that vendor.
     """
     count = re.search(r"\b(\d+)x(?![0-9])|:(\d+)$", name.replace("_", "-"))
     number = None if count is None else int(count[1] or count[2])
@@ -331,7 +331,7 @@ def _match_product(name: str) -> Match | None:
     texts += map("".join, itertools.pairwise(words))
     texts += map("".join, zip(words, words[1:], words[2:], strict=False))
     for product in _LONGEST_FIRST:
-        # A further digit would make it another product: h1000 is not h100.
+        # With another digit it is a different product: h1000 is not h100.
         if any(re.match(rf"{product}(?!\d)", text) for text in texts):
             return Match(_PRODUCTS[product], number)
     if _AMD.search(name):
@@ -340,9 +340,9 @@ def _match_product(name: str) -> Match | None:
     return next((Match(vendor, number) for vendor in vendors), None)
 
 
-def suggest(written: str) -> str:
-    """Return what to write in job.yaml instead of a name that no accelerator has."""
-    name = written.strip().lower()
+def suggest(text: str) -> str:
+    """Return a hint for an unknown accelerator type: what to write in job.yaml instead."""
+    name = text.strip().lower()
     if _NEURON.search(name):
         return (
             "write {type: plugin, resource: aws.amazon.com/neuroncore, per_host: N}: JAX runs on "
@@ -356,11 +356,11 @@ def suggest(written: str) -> str:
         if match.kind in _ANY_GPU and match.resource is None:
             return _ANY_GPU[match.kind]
         sizes = (match.per_host, match.topology, match.resource)
-        text = match.kind if sizes == (None,) * 3 else str(match)
+        accelerator = match.kind if sizes == (None,) * 3 else str(match)
         if match_machine(name) is not None and name not in _FAMILIES and not match.topology:
-            selector = f"node_selector: {{{INSTANCE}: {written.strip()}}}"
-            return f"write {text}, and {selector} for this machine."
-        return f"write {text}."
+            selector = f"node_selector: {{{INSTANCE}: {text.strip()}}}"
+            return f"write {accelerator}, and {selector} for this machine."
+        return f"write {accelerator}."
     if _INTEL.search(name):
         return (
             "write {type: plugin, resource: gpu.intel.com/xe}; Intel's plugin, "

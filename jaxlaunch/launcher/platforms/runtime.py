@@ -1,4 +1,4 @@
-"""Access of a container to devices and pinned memory of its node, on every platform."""
+"""PodSecurity of a container to devices and pinned memory of its node, on every platform."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from jaxlaunch.accelerators import Source
-from jaxlaunch.launcher.platforms.facts import Access, Fact
+from jaxlaunch.launcher.platforms.facts import Fact, PodSecurity
 
 AMBIENT = Source(
     "Kubernetes: support for ambient capabilities", "github.com/kubernetes/enhancements, issue 2763"
@@ -55,33 +55,36 @@ STANDARDS = Source(
 PINNING: Fact[Sequence[str]] = Fact(
     ("rdma", "efa", "efa-dra", "gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"), NCCL
 )
-# Removes the limit, but only for root, because Kubernetes does not set ambient capabilities.
+# The capability that removes the limit. It only applies to root, because Kubernetes does not set
+# ambient capabilities.
 PINNING_CAPABILITY = Fact("IPC_LOCK", AMBIENT)
-# The limit of pinned memory of containers, in the unit of the nodes' containerd.
+# The setting in the nodes' containerd unit that removes the limit for all containers.
 PINNING_LIMIT = Fact("LimitMEMLOCK=infinity", SYSTEMD)
 # Device files belong to root with mode 0600, unless containerd changes their owner to the user of
 # the pod.
 TPU_DEVICES = Fact("/dev/vfio/0", VFIO)
+# The default user of pods with TPUs.
 TPU_USER: Fact[Literal["root"]] = Fact("root", TPU_PODS)
 DEVICE_OWNERSHIP = Fact("device_ownership_from_security_context = true", DEVICES)
 
-
-# Platforms whose pods have a /dev/shm in memory without its own limit. The default of a container
-# is 64 MiB, too little for NCCL and for the workers of a data loader.
+# Platforms whose pods get a /dev/shm without a limit of its own. A container's default of 64 MiB is
+# too small for NCCL and for the workers of a data loader.
 SHM_PLATFORMS: Fact[Sequence[str]] = Fact(("cuda", "rocm", "tpu"), SHM)
 
 # The annotation that names the networks of a pod's additional interfaces.
 MULTUS = Fact("k8s.v1.cni.cncf.io/networks", SECONDARY)
 
-_OWN = f"containerd's `{DEVICE_OWNERSHIP.value}`"
-_LIMIT = f"`{PINNING_LIMIT.value}` in containerd's unit"
-ACCESS: Sequence[Access] = (
-    Access("any other", "a number", "restricted", "nothing", STANDARDS),
-    Access("TPU", "root, unless `users` says another", "baseline", "nothing", TPU_PODS),
-    Access("TPU", "a number", "restricted", _OWN, DEVICES),
-    Access("TPU", "`privileged`", "privileged", "nothing", STANDARDS),
-    Access("network `rdma`, `efa`, `efa-dra`", "a number", "restricted", _LIMIT, AMBIENT),
-    Access("network `rdma`, `efa`, `efa-dra`", "`root`", "privileged", "nothing", AMBIENT),
-    Access("network `gpudirect-…`", "a number", "privileged", _LIMIT, WORKERS),
-    Access("network `gpudirect-…`", "`root`", "privileged", "nothing", WORKERS),
+_OWNERSHIP_SETTING = f"containerd's `{DEVICE_OWNERSHIP.value}`"
+_LIMIT_SETTING = f"`{PINNING_LIMIT.value}` in containerd's unit"
+ACCESS: Sequence[PodSecurity] = (
+    PodSecurity("any other", "a number", "restricted", "nothing", STANDARDS),
+    PodSecurity("TPU", "root, unless `users` says another", "baseline", "nothing", TPU_PODS),
+    PodSecurity("TPU", "a number", "restricted", _OWNERSHIP_SETTING, DEVICES),
+    PodSecurity("TPU", "`privileged`", "privileged", "nothing", STANDARDS),
+    PodSecurity(
+        "network `rdma`, `efa`, `efa-dra`", "a number", "restricted", _LIMIT_SETTING, AMBIENT
+    ),
+    PodSecurity("network `rdma`, `efa`, `efa-dra`", "`root`", "privileged", "nothing", AMBIENT),
+    PodSecurity("network `gpudirect-…`", "a number", "privileged", _LIMIT_SETTING, WORKERS),
+    PodSecurity("network `gpudirect-…`", "`root`", "privileged", "nothing", WORKERS),
 )

@@ -1,6 +1,6 @@
-"""The table of platforms, with a row from each module.
+"""The table of platforms, with one row from each module.
 
-A cluster whose nodes have other labels lists them in its defaults.
+The cluster defaults name the labels of nodes that differ from these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NODES: Mapping[PlatformName, Mapping[str, Nodes]] = {
     name: platform.nodes for name, platform in PLATFORMS.items()
 }
 
-# Fast networks that exist on one platform only.
+# The platform of each fast network that only one platform has.
 PLATFORM_OF_NETWORK: Mapping[str, PlatformName] = {
     network: name for name, platform in PLATFORMS.items() for network in platform.networks
 }
@@ -44,14 +44,16 @@ PLATFORM_OF_NETWORK: Mapping[str, PlatformName] = {
 # GPUs of the largest machine, and GB of each GPU, by the value of a label.
 MAX_GPUS_BY_LABEL: dict[str, int] = {}
 MEMORY_GB_BY_LABEL: dict[str, float] = {}
-for _row in PLATFORMS.values():
-    MAX_GPUS_BY_LABEL |= {name: instance.gpus for name, instance in _row.instances.items()}
-    MAX_GPUS_BY_LABEL |= {name: fact.value for name, fact in _row.largest.items()}
-    MEMORY_GB_BY_LABEL |= {name: instance.memory_gb for name, instance in _row.instances.items()}
-    MEMORY_GB_BY_LABEL |= {name: fact.value for name, fact in _row.memory_gb.items()}
+for _platform in PLATFORMS.values():
+    MAX_GPUS_BY_LABEL |= {name: instance.gpus for name, instance in _platform.instances.items()}
+    MAX_GPUS_BY_LABEL |= {name: fact.value for name, fact in _platform.largest.items()}
+    MEMORY_GB_BY_LABEL |= {
+        name: instance.memory_gb for name, instance in _platform.instances.items()
+    }
+    MEMORY_GB_BY_LABEL |= {name: fact.value for name, fact in _platform.memory_gb.items()}
 
 
 def capacity_nodes(platform: PlatformName, provisioner: Provisioner) -> Mapping[str, Nodes]:
-    """Return the nodes of each kind of capacity."""
-    row = PLATFORMS[platform]
-    return row.provisioners.get(provisioner, row.capacity)
+    """Return the nodes by kind of capacity."""
+    facts = PLATFORMS[platform]
+    return facts.provisioners.get(provisioner, facts.capacity)

@@ -1,1 +1,1 @@
-"""YAML with positions."""
+"""Reader of YAML that keeps the line of every value, and writer."""

@@ -44,7 +44,7 @@ Opener = Callable[[str, int], int]
 # The parser takes 1 s per MiB.
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 64
-# A job has about a hundred values, and each wrong one costs a message.
+# A job has about a hundred values.
 MAX_VALUES = 10_000
 # Faults of overrides sort after those of the file by this line.
 LINE_AFTER_FILE = 10**9
@@ -57,21 +57,35 @@ _REFERENCE_FAULT = (
     "write the value out in each place, or quote it.",
 )
 _CORE_TAG = "tag:yaml.org,2002:"
-_TYPES: dict[str, type | tuple[type, ...]]
-_TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool}
-_TYPES |= {"null": type(None), "map": dict, "seq": list}
+# Python types of the core schema's tags.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "null": type(None),
+    "map": dict,
+    "seq": list,
+}
 
 
 @dataclasses.dataclass
 class Document:
-    """Plain data with the line of each path, the plain scalars as written, and the faults."""
+    """Plain data with the positions of its values, and the faults of its text.
 
-    # The name in messages, usually the path of the file.
+    Attributes:
+        name: Name in messages, usually the path of the file.
+        data: Mappings, lists and scalars. None if the text is not YAML.
+        lines: Line of each path.
+        texts: Plain scalars as written, by path.
+        overrides: Arguments of the command line, by the path that each one sets.
+        faults: Faults of the text.
+    """
+
     name: str
     data: Any = None
     lines: dict[KeyPath, int] = dataclasses.field(default_factory=dict)
     texts: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
-    # Paths set on the command line, with the arguments.
     overrides: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
     faults: list[Fault] = dataclasses.field(default_factory=list)
 
@@ -153,8 +167,8 @@ def _open_file(path: str, flags: int) -> int:
 def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:
     """Parse a text into a document with its faults; if it is not YAML, the data is None.
 
-    If the text is part of another document, `base_path` is its path there, with which all paths
-    then begin.
+    If the text is a part of another document, `base_path` is its path there, with which all paths
+    begin.
     """
     reader = _Reader(name, base_path)
     try:
@@ -172,8 +186,9 @@ def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:
 
 
 def read_whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
-    """Return the integers at those of the paths that the document has."""
-    data, numbers = parse_document(text, "").data, dict[KeyPath, int]()
+    """Return the integers at these paths, without those that are missing or of another type."""
+    data = parse_document(text, "").data
+    numbers: dict[KeyPath, int] = {}
     for path in paths:
         value = data
         for key in path:
@@ -184,11 +199,11 @@ def read_whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, 
 
 
 class _Abort(Exception):
-    """Ends reading after a fault that has been added to the document."""
+    """Raised to stop reading, after a fault has been added to the document."""
 
 
 class _Reader:
-    """Builds the data of one document from the parser's events, down to a depth of MAX_DEPTH."""
+    """Builds the data of one document from the parser's events."""
 
     def __init__(self, name: str, base_path: KeyPath) -> None:
         self.document = Document(name)
@@ -208,7 +223,7 @@ class _Reader:
             self.document.faults.append(fault)
 
     def add_syntax_fault(self, error: yaml.MarkedYAMLError, text: str) -> None:
-        """Add the fault of a text that is not YAML, without its line, which may hold a secret."""
+        """Add the fault of a text that is not YAML. The line is not shown: it may be secret."""
         self.document.data = None
         message, hint = _syntax_message(error, text)
         self.add_fault((), _line_number(error.problem_mark), message, hint)
@@ -275,9 +290,9 @@ class _Reader:
         try:
             return resolve_scalar(event.value)
         except ValueError as error:
-            not_finite, subject = None, format_key_path(path)
+            subject, not_finite = format_key_path(path), None
             if _NOT_FINITE.fullmatch(event.value):
-                not_finite, subject = event.value, f"{subject} = {shorten_text(event.value)}"
+                subject, not_finite = f"{subject} = {shorten_text(event.value)}", event.value
             self.add_fault(path, line, f"{subject} {error}.", "quote it if it is text.", not_finite)
             return None
 
@@ -305,7 +320,7 @@ class _Reader:
         return block
 
     def _skip_node(self, event: NodeEvent, path: KeyPath, depth: int) -> None:
-        """Read a node only for its faults and drop its data and lines."""
+        """Read a node for its faults alone, and discard its data and lines."""
         document, self.document = self.document, Document(self.document.name)
         try:
             self._read_node(event, path, depth + 1)
@@ -318,8 +333,8 @@ def _line_number(mark: Any) -> int:
     return 1 if mark is None else int(mark.line) + 1
 
 
-# Rows of a pattern of the parser's problem, our description of it, and a hint. Some wordings of
-# libyaml and the pure parser differ.
+# Pattern of the parser's message, our description of the problem, and a hint. The messages of
+# libyaml and of the parser in Python differ.
 _SYNTAX: tuple[tuple[str, str, str], ...] = (
     (
         "mapping values are not allowed",
@@ -383,7 +398,7 @@ def _is_deeper(mark: Any, text: str) -> bool:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str]:
-    """Return message and hint for a text that is not YAML."""
+    """Return the message and the hint for a text that is not YAML."""
     mark, parser_problem = error.problem_mark, error.problem or ""
     if (column := _tab_column(error, text)) is not None:
         return f"is not YAML: a tab in column {column}.", "use spaces instead."
@@ -413,7 +428,7 @@ _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _TWO_READINGS = re.compile(r"[-+]?0[0-9]+")
-# int() takes quadratic time, and no value of a job has more digits.
+# int() takes quadratic time, and no number in a job has more digits.
 _MAX_INTEGER_DIGITS = 40
 
 
@@ -436,5 +451,5 @@ def resolve_scalar(text: str) -> Scalar:
 
 
 def has_two_readings(text: str) -> bool:
-    """Return whether YAML 1.1 and 1.2 differ: 010 is 8 in YAML 1.1 and 10 in YAML 1.2."""
+    """Return whether YAML 1.1 and 1.2 read a number differently: 010 is 8 in 1.1 and 10 in 1.2."""
     return _TWO_READINGS.fullmatch(text) is not None

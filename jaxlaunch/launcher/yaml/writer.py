@@ -1,4 +1,4 @@
-"""Writer of YAML that readers of YAML 1.1, such as kubectl, and of YAML 1.2 read alike."""
+"""Writer of YAML whose text has the same meaning in YAML 1.1, as in kubectl, and in YAML 1.2."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def render_document(data: Any, width: int = 120) -> str:
-    """Return one document as YAML, with its keys in their order."""
+    """Return one document as YAML, with its keys in the order of the data."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
-    # PyYAML leaves some control characters as they are, in double quotes, where an escape means the
-    # same.
+    # PyYAML writes some control characters unescaped, always in double quotes, where an escape has
+    # the same meaning.
     return escape_controls(text)
 
 
-def render_documents(all_data: Iterable[Any]) -> str:
+def render_documents(documents: Iterable[Any]) -> str:
     """Return several documents for `kubectl apply -f -`, with each value on one line."""
-    return "---\n".join(render_document(data, width=_UNLIMITED_WIDTH) for data in all_data)
+    return "---\n".join(render_document(data, width=_UNLIMITED_WIDTH) for data in documents)

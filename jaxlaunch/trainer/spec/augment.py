@@ -12,8 +12,8 @@ from jaxlaunch.trainer.spec.block import Block, Natural, Rate, Weight
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
-# Recipes by name: those of torchvision for ResNet, of DeiT (Touvron et al. 2021), of He et al. 2016
-# (section 4.2) for CIFAR, and shifts for MNIST. Blending of two images belongs to the loss.
+# Recipes by name. Sources: torchvision's ResNet, DeiT (Touvron et al. 2021), and He et al. 2016
+# (section 4.2) for CIFAR. Blending of two images (mixup, cutmix) is part of the loss block.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "imagenet-resnet": {"crop": [0.08, 1.0], "flip": 0.5, "eval_crop": 0.875},
     "imagenet-vit": {

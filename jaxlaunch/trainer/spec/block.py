@@ -1,4 +1,4 @@
-"""The base class of all blocks of a job and the types of values that they share.
+"""The base class of all blocks of job.yaml, and the types of values that they share.
 
 Names of buckets are checked by the rules of their stores, before any request to a store. Source:
 cloud.google.com/storage/docs/buckets, "Bucket names";
@@ -35,20 +35,24 @@ Positive = Annotated[int, Field(gt=0), _AT_MOST_INT32]
 Few = Annotated[int, Field(gt=0), at_most(2**10)]
 Many = Annotated[int, Field(gt=0), at_most(2**16)]
 Wide = Annotated[int, Field(gt=0), at_most(2**20)]
-Ids = Annotated[int, Field(gt=0), at_most(2**24)]  # of a vocabulary, of classes; examples of a step
-Tokens = Annotated[int, Field(gt=0), at_most(2**27)]  # of an example
+# Number of tokens of a vocabulary, of classes, or of examples in a step.
+Ids = Annotated[int, Field(gt=0), at_most(2**24)]
+# Tokens of an example.
+Tokens = Annotated[int, Field(gt=0), at_most(2**27)]
 Rate = Annotated[float, Field(gt=0.0)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Steps = Annotated[int, Field(gt=0, le=MAX_INT32)]  # a device counts them in 32 bits
-Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits
+# A device counts steps in 32 bits.
+Steps = Annotated[int, Field(gt=0, le=MAX_INT32)]
+# A key of JAX has 64 bits.
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 
-
-USER_OBJECT = r"^[\w.]+:[\w.]+$"  # module:Name of a user's object
+# `module:Name` of an object of the user.
+USER_OBJECT = r"^[\w.]+:[\w.]+$"
 
 
 class Location:
-    """Marks the type of keys that contain paths and URLs, except for some words."""
+    """Marks a type whose values are paths or URLs, except for some words such as `auto`."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
@@ -57,8 +61,8 @@ class Location:
 class Block(BaseModel):
     """A mapping with fixed keys, whose values cannot change after they were read."""
 
-    # Validators are built on first use, because nearly all blocks are parts of another, which
-    # builds them again.
+    # Validators are built on first use, because nearly every block is part of another one, which
+    # builds its own.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     def is_changed(self, key: str) -> bool:
@@ -66,7 +70,7 @@ class Block(BaseModel):
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     def locations(self) -> dict[tuple[str, ...], str | list[str]]:
-        """Return the paths and URLs in this block and those below it, by the keys to them."""
+        """Return the paths and URLs in this block and in nested blocks, by their keys."""
         paths: dict[tuple[str, ...], str | list[str]] = {}
         markers = _location_markers(type(self))
         for key, value in self:
@@ -79,7 +83,10 @@ class Block(BaseModel):
         return paths
 
     def map_paths(self, map_path: Callable[[str], str], map_value: Callable[[Any], Any]) -> Self:
-        """Return the block with other paths, and other values in what the user's code gets."""
+        """Return the block with every path mapped by `map_path`.
+
+        `map_value` maps the arguments of the user's own classes, of which any may be a path.
+        """
 
         def map_block(value: Any) -> Any:
             if isinstance(value, dict):
@@ -87,10 +94,10 @@ class Block(BaseModel):
             return value.map_paths(map_path, map_value) if isinstance(value, Block) else value
 
         changes = {key: map_block(value) for key, value in self}
-        for (key, *more), path in self.locations().items():
-            if not more:
+        for (key, *nested_keys), path in self.locations().items():
+            if not nested_keys:
                 changes[key] = [*map(map_path, path)] if isinstance(path, list) else map_path(path)
-        # A key that is set would replace the default of the task.
+        # An unchanged key stays unset: a set one would take precedence over the task's default.
         changes = {key: value for key, value in changes.items() if value != getattr(self, key)}
         return self.model_copy(update=changes)
 
@@ -111,7 +118,7 @@ def _location_markers(model: type[Block]) -> Mapping[str, Location]:
 
 
 def allow_text(schema: dict[str, Any]) -> None:
-    """Extend a JSON schema so that a block may also be only its name."""
+    """Extend the JSON schema of a block that may also be written as its name alone."""
     alternatives = schema.pop("anyOf", None) or [{"$ref": schema.pop("$ref")}]
     schema["anyOf"] = [*alternatives, {"type": "string"}]
 
@@ -130,7 +137,8 @@ def _check_place(path: str) -> str:
     return check_bucket_url(path)
 
 
-Place = Annotated[str, AfterValidator(_check_place), Location()]  # where something is kept
+# A folder or URL for checkpoints, weights or caches.
+Place = Annotated[str, AfterValidator(_check_place), Location()]
 
 # The schemes of the object stores that weights and data are read from and checkpoints written to.
 STORES = ("gs", "s3")
@@ -138,9 +146,9 @@ _CHARACTER_RULES = {
     "gs": (r"[^a-z0-9._-]", "lower-case letters, digits, dashes, dots and _"),
     "s3": (r"[^a-z0-9.-]", "lower-case letters, digits, dashes and dots"),
 }
-_SHORTEST, _LONGEST = 3, 63  # characters
-# In a name with dots on gs://, each part between dots has the limit _LONGEST.
-_LONGEST_WITH_DOTS = {"gs": 222, "s3": _LONGEST}
+_MIN_NAME_CHARS, _MAX_NAME_CHARS = 3, 63
+# In a name with dots on gs://, each part between dots has the limit _MAX_NAME_CHARS.
+_MAX_DOTTED_NAME_CHARS = {"gs": 222, "s3": _MAX_NAME_CHARS}
 _IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 # gs:/bucket and gs//bucket would be names of folders.
 _ALMOST_URL = re.compile(r"(?i)(gs|s3)(?::/?(?!/)|//)\S")
@@ -149,7 +157,7 @@ _ALMOST_URL = re.compile(r"(?i)(gs|s3)(?::/?(?!/)|//)\S")
 def bucket_fault(path: str) -> str | None:
     """Return what is wrong with a URL of a bucket, as the end of "KEY = PATH …".
 
-    None for a folder, a valid URL, and one with another scheme.
+    Return None for a folder, a valid URL, or a URL with another scheme.
     """
     scheme, separator, location = path.partition("://")
     if not separator and (match := _ALMOST_URL.match(path)) is not None:
@@ -167,16 +175,16 @@ def bucket_fault(path: str) -> str | None:
 
 def _bucket_name_fault(scheme: str, bucket: str) -> str | None:
     forbidden, allowed = _CHARACTER_RULES[scheme]
-    longest = _LONGEST_WITH_DOTS[scheme] if "." in bucket else _LONGEST
+    max_chars = _MAX_DOTTED_NAME_CHARS[scheme] if "." in bucket else _MAX_NAME_CHARS
     if (match := re.search(forbidden, bucket)) is not None:
         return f"its name contains {match[0]!r}, and names of {scheme}:// consist of {allowed}"
-    if not _SHORTEST <= len(bucket) <= longest:
-        allowed = f"names of {scheme}:// have {_SHORTEST} to {longest}"
+    if not _MIN_NAME_CHARS <= len(bucket) <= max_chars:
+        allowed = f"names of {scheme}:// have {_MIN_NAME_CHARS} to {max_chars}"
         return f"its name has {len(bucket)} characters, and {allowed}"
     if not (bucket[0].isalnum() and bucket[-1].isalnum()):
         return "its name must begin and end with a letter or digit"
-    if ".." in bucket or any(len(part) > _LONGEST for part in bucket.split(".")):
-        return f"its name must have 1 to {_LONGEST} characters between dots"
+    if ".." in bucket or any(len(part) > _MAX_NAME_CHARS for part in bucket.split(".")):
+        return f"its name must have 1 to {_MAX_NAME_CHARS} characters between dots"
     if _IP_ADDRESS.fullmatch(bucket):
         return "its name has the form of an IP address"
     return None

@@ -44,16 +44,17 @@ BYTES_TOKENIZER = "bytes"
 
 
 class Source(Block):
-    """Keys that every data source has.
+    """The keys of a data source, and the functions that open it.
 
-    `Data` lists the sources. A source is its keys, and the module of the trainer whose
-    `open_source(data, split, spec)` opens a split of it: a `DataSource`, or None if nothing is held
-    out. The rest of the program asks it through these attributes and methods.
+    `Data` lists the sources. The function `open_source(data, split, spec)` in the module of a
+    source opens a split: it returns a `DataSource`, or None if nothing is held out. All other code
+    depends only on these attributes and methods.
 
     Attributes:
         module: The module that opens it, below `jaxlaunch.trainer`.
-        kind: Sources of one kind can be parts of a mixture, which `open_mixture` of the module of
-            the source with that name opens. None: it cannot be a part.
+        kind: Kind of its examples, or None if it cannot be a part of a mixture. The parts of a
+            mixture have the same kind. The source with the name of the kind opens the mixture, by
+            `open_mixture` of its module.
         shared_keys: Keys that a mixture has for all of its parts.
         part_example: The example of a part in the documentation: task and model, and two parts.
         part_keys: Types and fields of the keys that differ in a part.
@@ -90,20 +91,20 @@ class Source(Block):
 
     @property
     def has_pairs(self) -> bool | None:
-        """Whether the examples are pairs of texts; None if only the examples tell."""
+        """Whether the examples are pairs of texts; None if it depends on the examples."""
         return None
 
     @property
     def reader_processes(self) -> int:
-        """Processes that read examples, per process of the run; 0 if that is not a key."""
+        """Processes that read examples, per process of the run; 0 without such a key."""
         return 0
 
     def texts(self) -> dict[str, Text]:
-        """Return the texts that the data consist of, by the names of their parts."""
+        """Return the texts of the data by the names of their parts, empty without texts."""
         return {}
 
     def note_held_out(self, sizes_bytes: Mapping[str, int]) -> str:
-        """Return what is held out of the files of `path`, as far as their sizes tell."""
+        """Return a note on what is held out of these files of `path`, or an empty text."""
         return ""
 
 
@@ -146,12 +147,13 @@ _Tokenizer = Annotated[str, AfterValidator(_check_tokenizer), Location(BYTES_TOK
 _Group = Annotated[str, Field(min_length=1)] | None
 _SPLIT_SEED = "seed of eval_split: another one holds out other examples"
 
-MAX_SIDE = 2**15  # pixels
+# Pixels of a side of an image.
+MAX_SIDE = 2**15
 Side = Annotated[int, Field(gt=0), at_most(MAX_SIDE)]
 
 
 def _check_size(size: Any) -> Any:
-    """Raise ValueError for an invalid size; pydantic would report both alternatives."""
+    """Raise ValueError for an invalid size. Pydantic would report an error of each alternative."""
     sides = size if isinstance(size, list) else [size, size]
     is_valid = len(sides) == 2 and all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)
     if size is not None and not is_valid:
@@ -254,8 +256,8 @@ class ArrayRecord(ImageData):
     split_seed: Seed = Field(0, description=_SPLIT_SEED)
 
 
-# Compressions and kinds of files of text by suffix. Any other file is plain text, which is cut into
-# documents of this size.
+# Compressions and formats of text files by suffix. Any other file is plain text, which is split
+# into documents of TEXT_PIECE_BYTES.
 TEXT_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 TEXT_KINDS = dict.fromkeys((".jsonl", ".ndjson", ".json"), "lines")
 TEXT_KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
@@ -363,20 +365,20 @@ class Text(Source):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether a row is a preference."""
+        """Whether the rows are preferences."""
         return self.format == "preference"
 
     def texts(self) -> dict[str, Text]:
-        """Return this text under an empty name."""
+        """Return this source by an empty name, because it is not a part."""
         return {"": self}
 
     def note_held_out(self, sizes_bytes: Mapping[str, int]) -> str:
-        """Say that the end of a single text is held out."""
+        """Return a note if the end of a single text is held out, or an empty text."""
         if len(sizes_bytes) != 1 or self.eval_path or self.format != "text" or not self.eval_split:
             return ""
         ((path, size_bytes),) = sizes_bytes.items()
-        is_one = not self.is_prepared or size_bytes <= TEXT_PIECE_BYTES
-        if not is_one or path.lower().endswith((*TEXT_COMPRESSIONS, *TEXT_KINDS)):
+        is_one_text = not self.is_prepared or size_bytes <= TEXT_PIECE_BYTES
+        if not is_one_text or path.lower().endswith((*TEXT_COMPRESSIONS, *TEXT_KINDS)):
             return ""
         return f"its end is held out, by eval_split = {self.eval_split}"
 
@@ -415,7 +417,7 @@ def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
 
 
 _Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
-# The files are next to others whose names may state their split.
+# Without eval_path, files are assigned to the splits by the names of files or folders.
 _EVAL_PATH = (
     "what to evaluate on; default the files that are called val, validation or test, next to train"
 )
@@ -574,7 +576,7 @@ class Table(Source):
         return self
 
 
-# Sources that may be a part of a mixture, in the order of the documentation.
+# Sources that can be parts of a mixture, in the order of the documentation.
 _PartSource = Text | Images | Table | ArrayRecord | Tfds
 
 
@@ -609,23 +611,23 @@ _EXCLUDED_KEYS = {*Source.model_fields, "source", "apart", "bigram"}
 
 
 def _make_part_model(source: str) -> type[Part]:
-    block = _PART_SOURCES[source]
-    task, first, second = block.part_example
+    source_type = _PART_SOURCES[source]
+    task, first, second = source_type.part_example
     default = "text" if source == "text" else ...
     keys: dict[str, Any] = {
         "source": (Literal[source], Field(default, description="the source of this part"))
     }
-    for name, field in block.model_fields.items():
-        if name not in _EXCLUDED_KEYS and name not in block.shared_keys:
+    for name, field in source_type.model_fields.items():
+        if name not in _EXCLUDED_KEYS and name not in source_type.shared_keys:
             keys[name] = field.rebuild_annotation(), field
     model: type[Part] = create_model(
-        f"PartOf{block.__name__}",
+        f"PartOf{source_type.__name__}",
         __base__=Part,
         __module__=__name__,
         __doc__=f"A part of a mixture: the keys of `source: {source}` that the mixture does not "
         f"have for all parts.\n\n```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    "
         f"parts:\n      {first}\n      {second}\n```\n",
-        **{**keys, **block.part_keys},
+        **{**keys, **source_type.part_keys},
     )
     return model
 
@@ -715,13 +717,13 @@ class Mixture(ImageData):
             if not isinstance(part, dict):
                 continue
             source = part["source"]
-            block = SOURCES.get(str(source))
-            if block is not None and source not in _PART_SOURCES:
+            source_type = SOURCES.get(str(source))
+            if source_type is not None and source not in _PART_SOURCES:
                 *names, last_name = _PART_SOURCES
                 hint = f"a part is {', '.join(names)} or {last_name}"
                 raise ValueError(f"holds {name} with source = {source}; {hint}")
             for key in part:
-                if block is not None and key in block.shared_keys:
+                if source_type is not None and key in source_type.shared_keys:
                     hint = f"all parts have one, train.data.{key}"
                     raise ValueError(f"holds {name} with a {key} of its own; {hint}")
         return with_sources
@@ -784,11 +786,11 @@ class Mixture(ImageData):
 
     @property
     def has_pairs(self) -> bool:
-        """False: no part has pairs of texts."""
+        """False, because the parts of a mixture have no pairs of texts."""
         return False
 
     def texts(self) -> dict[str, Text]:
-        """Return the text parts; a part that is not trained on is evaluated on all of its files."""
+        """Return the text parts by name. A part with weight 0 is evaluated on all of its files."""
         texts = {}
         for name, text in self.part_sources().items():
             if isinstance(text, Text):
@@ -799,7 +801,7 @@ class Mixture(ImageData):
         return texts
 
     def part_sources(self) -> dict[str, _PartSource]:
-        """Return each part as a source without its own worker processes."""
+        """Return each part as a source of its own, without worker processes."""
         sources = {}
         for name, part in self.parts.items():
             source = _PART_SOURCES[part.source]
@@ -853,7 +855,7 @@ class Torch(Source):
         return self.workers or 0
 
     def map_paths(self, map_path: Callable[[str], str], map_value: Callable[[Any], Any]) -> Self:
-        """Return the dataset with other values in the arguments of its class."""
+        """Return the dataset with mapped arguments of its class. It has no paths of its own."""
         keys = [key for key in ("args", "eval_args") if getattr(self, key)]
         return self.model_copy(update={key: map_value(getattr(self, key)) for key in keys})
 

@@ -92,8 +92,11 @@ class RopeScaling(Block):
 
     @model_validator(mode="after")
     def _check_keys(self) -> RopeScaling:
-        keys_of_kind = {name for name in _SCALING_KEYS if self.kind in _SCALING_KEYS[name]}
-        other_keys = sorted((self.model_fields_set & _SCALING_KEYS.keys()) - keys_of_kind)
+        other_keys = sorted(
+            key
+            for key, kinds in _SCALING_KEYS.items()
+            if key in self.model_fields_set and self.kind not in kinds
+        )
         if any(map(self.is_changed, other_keys)):
             raise ValueError(f"{', '.join(other_keys)} does not apply to {self.kind}")
         if self.kind != "linear" and self.original_length is None:
@@ -106,7 +109,7 @@ class RopeScaling(Block):
         return self
 
 
-# Keys of a scaling, with the kinds to which they apply.
+# Keys of RopeScaling with the kinds to which they apply.
 _SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     "original_length": ("llama3", "yarn"),
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ("llama3",)),
@@ -117,7 +120,7 @@ _SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
 _EXPERT_KEYS = {"experts_per_token", "expert_hidden", "experts_normalized", "dense_layers"}
 _EXPERT_KEYS |= {"balance", "router_z", "capacity"}
 
-# The tokens to which a layer's attention is limited.
+# The tokens to which a layer attends: those of the sliding window, or all.
 AttentionSpan = Literal["window", "full"]
 _DenseFamily = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"]
 DecoderFamily = Literal[_DenseFamily, "mixtral", "qwen3_moe"]
@@ -242,7 +245,7 @@ class Decoder(LayeredModel):
     @model_validator(mode="after")
     def _check_sizes(self) -> Decoder:
         if self.is_partial:
-            # The folder sets the other sizes, and then the block is validated again.
+            # The block is validated again with the sizes of the folder.
             return self
         heads, has_windows = f"heads = {self.heads}", "window" in (self.pattern or ())
         if self.head_size is None and (self.width % self.heads or self.head_channels % 2):
@@ -286,7 +289,7 @@ class Decoder(LayeredModel):
 
     @property
     def layer_stacks(self) -> dict[str, tuple[int, ...]]:
-        """The groups of equal layers by the name of their stack of parameters."""
+        """The layers of each stack of parameters, by the name of the stack."""
         sparse = self.sparse_layers
         dense = tuple(layer for layer in range(self.layers) if layer not in sparse)
         return {"blocks": sparse or dense} | ({"dense_blocks": dense} if sparse and dense else {})
@@ -318,7 +321,7 @@ class Decoder(LayeredModel):
 
     @property
     def attention_spans(self) -> tuple[AttentionSpan, ...]:
-        """The attention of the layers, as a pattern that is repeated over them."""
+        """The attention spans of the first layers. The pattern repeats over all layers."""
         if self.window is None:
             return ("full",)
         return tuple(self.pattern or ("window",))[: self.layers]
@@ -579,7 +582,7 @@ class CustomModel(BaseModel):
 
 def _model_tag(value: Any) -> str:
     if isinstance(value, Mapping):
-        # The folder of init_from may later choose another kind.
+        # With init_from, the kind of the folder may replace this one later.
         name = value.get("kind", "decoder" if "init_from" in value else "mlp")
     else:
         name = value.kind if isinstance(value, MLP | PublishedModel | CustomModel) else "mlp"
@@ -602,26 +605,26 @@ class Sizes(NamedTuple):
     """Sizes of a model that other blocks and estimates depend on.
 
     Attributes:
-        layers: Equal layers, 1 for a model that has none.
-        width: Size of the residual stream, or of a hidden layer; 0 if there is none.
+        layers: Number of equal layers, 1 for a model without such layers.
+        width: Size of the residual stream or of a hidden layer, 0 for a model with neither.
         length: Tokens of an example.
-        heads: Heads of keys and values, which mp divides.
-        experts: Experts of a layer.
-        classes: Labels are 0 to classes - 1.
-        vocab: Tokens are 0 to vocab - 1.
+        heads: Number of key and value heads, which mp divides.
+        experts: Number of experts of a layer.
+        classes: Number of classes. Labels are 0 to classes - 1.
+        vocab: Size of the vocabulary. Tokens are 0 to vocab - 1.
     """
 
-    layers: int = 1  # equal layers
-    width: int = 0  # of the residual stream, or of a hidden layer
-    length: int | None = None  # tokens of an example
-    heads: int | None = None  # of keys and values, which mp divides
-    experts: int | None = None  # of a layer
+    layers: int = 1
+    width: int = 0
+    length: int | None = None
+    heads: int | None = None
+    experts: int | None = None
     classes: int | None = None
     vocab: int | None = None
 
 
 def model_sizes(model: Model) -> Sizes:
-    """Return a model's sizes; a user's model has those of its integer arguments."""
+    """Return a model's sizes. Those of a user's model are its arguments with these names."""
     match model:
         case Decoder():
             heads, experts = model.kv_head_count, model.experts

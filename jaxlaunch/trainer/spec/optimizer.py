@@ -30,7 +30,8 @@ from jaxlaunch.trainer.spec.block import (
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]
 
-USER_PATH = re.compile(r"[\w.]+:[\w.]+")  # module:Name
+# `module:Name` of an object of the user.
+USER_PATH = re.compile(r"[\w.]+:[\w.]+")
 # The name of an optimizer that consists of a chain of transformations.
 CHAIN = "chain"
 SCHEDULE_FREE = "schedule-free"
@@ -54,17 +55,17 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     },
     SCHEDULE_FREE: {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
 }
-# Other optimizers of optax, which users sometimes name without `optax:`.
+# Other optimizers of optax. Their names need the prefix `optax:`.
 OPTAX_NAMES = (
     *("adadelta", "adagrad", "adamax", "adan", "lars"),
     *("nadam", "novograd", "radam", "rmsprop", "yogi"),
 )
-OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
+OPTIONS = tuple(dict.fromkeys(key for defaults in OPTIMIZERS.values() for key in defaults))
 SCHEDULE_NAMES = ("constant", "linear", "cosine", "exponential", "wsd")
 
 
 def _describe_defaults(key: str) -> str:
-    """Return the optimizers that take a key with their defaults: "lion 0.99, adam, adamw 0.999"."""
+    """Return the optimizers with this option and its default: "lion 0.99, adam, adamw 0.999"."""
     names_by_default: dict[Any, list[str]] = {}
     for name, defaults in OPTIMIZERS.items():
         if key in defaults:
@@ -85,7 +86,7 @@ def is_user_path(name: str) -> bool:
     return ":" in name
 
 
-def _check_known(name: str, names: tuple[str, ...], noun: str) -> str:
+def _check_name(name: str, names: tuple[str, ...], noun: str) -> str:
     if name in names or USER_PATH.fullmatch(name):
         return name
     if matches := find_nearest(name, names) or find_completions(name, names):
@@ -97,7 +98,7 @@ def _check_known(name: str, names: tuple[str, ...], noun: str) -> str:
 def _check_link_name(name: str) -> str:
     if name in OPTAX_NAMES:
         raise ValueError(f"is written optax:{name}, with its options under args")
-    return _check_known(name, tuple(OPTIMIZERS), "optimizer")
+    return _check_name(name, tuple(OPTIMIZERS), "optimizer")
 
 
 def _check_pattern(text: str) -> str:
@@ -122,7 +123,7 @@ class Schedule(Block):
     """
 
     name: Annotated[
-        str, AfterValidator(lambda name: _check_known(name, SCHEDULE_NAMES, "schedule"))
+        str, AfterValidator(lambda name: _check_name(name, SCHEDULE_NAMES, "schedule"))
     ] = Field(
         "cosine",
         description="constant, linear, cosine, exponential, wsd (constant, then a short "
@@ -158,16 +159,18 @@ class Schedule(Block):
     @field_validator("warmup", "decay", "shape", "final", "args")
     @classmethod
     def _check_applies(cls, value: Any, info: ValidationInfo) -> Any:
-        name = info.data.get("name")  # a wrong name is an error of its own
+        # The name is missing if it is invalid, which is an error of its own.
+        name = info.data.get("name")
         if not value or name is None:
             return value
         if is_user_path(name) != (info.field_name == "args"):
             hint = "; give it in args" if is_user_path(name) else ""
             raise ValueError(f"does not apply to {name}{hint}")
-        is_final = info.field_name == "final" and name != "constant"
-        if info.field_name in ("warmup", "args") or name == "wsd" or is_final:
-            return value
-        raise ValueError(f"does not apply to {name}")
+        needs_wsd = info.field_name in ("decay", "shape")
+        needs_decay = info.field_name == "final"
+        if (needs_wsd and name != "wsd") or (needs_decay and name == "constant"):
+            raise ValueError(f"does not apply to {name}")
+        return value
 
     @field_validator("final")
     @classmethod
@@ -249,8 +252,9 @@ class Link(Block):
     @field_validator("args", *OPTIONS)
     @classmethod
     def _check_applies(cls, value: Any, info: ValidationInfo) -> Any:
+        # The name is missing if it is invalid, which is an error of its own.
         name, key = info.data.get("name"), info.field_name
-        if value is None or value == {} or name is None:  # a wrong name is an error of its own
+        if value is None or value == {} or name is None:
             return value
         if name == CHAIN:
             raise ValueError("does not apply to a chain; give it in the entry that takes it")
@@ -266,7 +270,7 @@ class Link(Block):
         return value
 
     def options(self) -> dict[str, Any]:
-        """Return the options, given or by default; empty if it is not built in."""
+        """Return the options with their defaults; empty if the optimizer is not built in."""
         defaults = OPTIMIZERS.get(self.name, {})
         values = {key: getattr(self, key) for key in defaults}
         return {**defaults, **{key: value for key, value in values.items() if value is not None}}
@@ -370,7 +374,7 @@ class Optimizer(Link):
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults(cls, raw: Any) -> Any:
-        """Name a chain, and give schedule-free optimizers a constant schedule by default."""
+        """Set the name of a chain, and the default schedule of schedule-free optimizers."""
         if not isinstance(raw, Mapping):
             return raw
         raw = {"name": CHAIN, **raw} if raw.get("chain") else dict(raw)
@@ -413,5 +417,5 @@ class Optimizer(Link):
         return schedule
 
     def all_links(self) -> list[Link]:
-        """Return the transformations in order: the chain, or this optimizer."""
+        """Return the transformations in order: the chain, or this optimizer alone."""
         return self.chain or [self]

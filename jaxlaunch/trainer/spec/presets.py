@@ -14,7 +14,7 @@ from jaxlaunch.trainer.spec.block import Block, Place
 
 Sizes = Mapping[str, Any]
 
-# Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2);
+# Sources: Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2);
 # Dosovitskiy et al. 2021 and Touvron et al. 2021 (ViT); He et al. 2016 (ResNet); Liu et al. 2022
 # (ConvNeXt); the model cards of Qwen 2.5 and 3, Mistral, Mixtral, Gemma 2 and 3, OLMo 2.
 _DECODER: Sizes = {"kind": "decoder", "length": 2048}
@@ -71,7 +71,8 @@ _MIXTRAL: Sizes = {**_DECODER, "family": "mixtral", "rope_theta": 1e6}
 _MIXTRAL = {**_MIXTRAL, "experts": 8, "experts_per_token": 2}
 _QWEN3_MOE: Sizes = {**_QWEN3, "family": "qwen3_moe", "experts": 128, "experts_per_token": 8}
 _GPT2: Sizes = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
-_BASIC, _BOTTLENECK = [64, 128, 256, 512], [256, 512, 1024, 2048]  # channels of a ResNet's stages
+# Channels of a ResNet's stages.
+_BASIC, _BOTTLENECK = [64, 128, 256, 512], [256, 512, 1024, 2048]
 _VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
 _RESNET: Sizes = {"kind": "resnet", "classes": 1000}
 _CONVNEXT: Sizes = {"kind": "convnext", "classes": 1000}
@@ -180,9 +181,9 @@ else:
 class PublishedModel(Block):
     """A published model: sizes by name, weights from files."""
 
-    # The sizes that a job defines, or else its folder.
+    # Keys that determine the sizes. With init_from, the folder sets those that the job leaves out.
     SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})
-    # Options that Hugging Face's models of this kind have with this value only.
+    # The only values of these keys for which Hugging Face has a model of this kind.
     PUBLISHED_VALUES: ClassVar[Mapping[str, Any]] = {}
 
     kind: str = Field(description="this model")
@@ -197,12 +198,12 @@ class PublishedModel(Block):
 
     @property
     def is_partial(self) -> bool:
-        """Return whether the folder to start from sets sizes that the job does not."""
+        """Return whether the folder of init_from sets some of the sizes."""
         return self.init_from is not None and not self.model_fields_set.issuperset(self.SIZES)
 
     @property
     def unpublished_options(self) -> list[str]:
-        """Return a sentence for each option without which Hugging Face has no such model."""
+        """Return a sentence for each key with which the model has no equivalent in Hugging Face."""
         return [
             f"train.model.{key} = {getattr(self, key)}: Hugging Face's {type(self).__name__} knows "
             f"only {value}"

@@ -1,4 +1,4 @@
-"""The train block as a whole and its smaller blocks, and the rules across its keys."""
+"""The train block, its smaller blocks, and the checks across its keys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TASKS: Mapping[str, str] = {
     DPO: "jaxlaunch.trainer.tasks.dpo:Preference",
 }
 
-# Defaults of the built-in tasks. A user's task has them in its class attribute `defaults`.
+# Defaults of the built-in tasks. Those of a user's task are its class attribute `defaults`.
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
     LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
@@ -66,7 +66,10 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the train block over the defaults of its task, few of them with init_from."""
+    """Merge the train block over the defaults of its task.
+
+    With `init_from`, the folder defines the model, and few of the model's defaults apply.
+    """
     if "model" in block:
         block = {**block, "model": models.fill_preset_kind(block["model"])}
     model: Any = block.get("model")
@@ -80,7 +83,7 @@ def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -
 def _defaults_with_folder(
     model: Mapping[str, Any], default: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the default model keys that still apply with init_from."""
+    """Return the model's default keys that apply with init_from."""
     kind = default.get("kind")
     # For a user's model, init_from is one of its arguments.
     if ":" in str(kind):
@@ -92,7 +95,7 @@ def _defaults_with_folder(
 
 
 def merge_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `block` over `defaults`; a block of another kind replaces the default."""
+    """Merge a block over its defaults. A nested block of another kind replaces its default."""
     merged = dict(defaults)
     for key, value in block.items():
         default: Any = merged.get(key)
@@ -103,10 +106,12 @@ def merge_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 
 
 def _is_same_kind(block: Mapping[str, Any], default: Any) -> bool:
-    # The name of an optimizer or a schedule determines which keys apply, a data source's does not.
     if not isinstance(default, Mapping) or "chain" in block:
         return False
-    keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
+    keys = ["kind", "source"]
+    # The name of an optimizer or schedule determines which keys apply; that of a dataset does not.
+    if "name" in default and "source" not in default:
+        keys.append("name")
     return all(block.get(key, default.get(key)) == default.get(key) for key in keys)
 
 
@@ -190,9 +195,9 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"] | Policy
 Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
 
 
-# The prefix of metrics of evaluations.
+# The prefix of the names of evaluation metrics.
 EVAL_PREFIX = "eval/"
-# Suffixes of metrics that are better when smaller.
+# Suffixes of metrics of which smaller values are better.
 LOSS_SUFFIXES = ("loss", "bits_per_byte")
 
 
@@ -452,7 +457,7 @@ class Loss(Block):
 
 
 DEFAULT_STEPS = 1000
-# A value of compile_cache.
+# The value of compile_cache that lets the trainer choose the folder.
 AUTO = "auto"
 
 
@@ -506,7 +511,7 @@ class TrainSpec(Block):
     Raises pydantic's ValidationError, with all errors at once.
     """
 
-    # Built at once with its own serializer, which building it as part of a job would not create.
+    # Built at once: a block that is built as part of a job has no serializer of its own.
     model_config = ConfigDict(defer_build=False)
 
     task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=USER_OBJECT)] = Field(
@@ -658,24 +663,25 @@ class TrainSpec(Block):
     @field_validator("optimizer")
     @classmethod
     def _check_optimizer(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
-        # With epochs, trainer/optim/schedules checks it after the data has been read.
+        # With epochs, the number of steps is known only after the data has been read, and
+        # trainer/optim/schedules checks the schedule.
         if "steps" in info.data and info.data.get("epochs") is None:
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
 
     @field_validator("stop_early")
     @classmethod
-    def _check_stop_early(cls, value: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
-        if value is not None and "eval" in info.data and info.data["eval"].every is None:
+    def _check_stop_early(cls, stop: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
+        if stop is not None and "eval" in info.data and info.data["eval"].every is None:
             raise ValueError("needs evaluations during the run; set eval.every")
-        return value
+        return stop
 
     @field_validator("profile")
     @classmethod
     def _check_profile(cls, profile: Profile, info: ValidationInfo) -> Profile:
         steps = info.data.get("steps") or DEFAULT_STEPS
-        has_steps = info.data.get("epochs") is None
-        if profile.at is not None and has_steps and profile.at >= steps:
+        counts_steps = info.data.get("epochs") is None
+        if profile.at is not None and counts_steps and profile.at >= steps:
             raise ValueError(f"at = {profile.at} is not below the {steps} steps of the run")
         return profile
 
@@ -690,21 +696,21 @@ class TrainSpec(Block):
 
 
 def shrink_mesh(mesh: Mesh, devices: int, full_devices: int) -> Mesh:
-    """Shrink a mesh of `full_devices` by dp, or else by fsdp. Raises ValueError."""
+    """Shrink a mesh of `full_devices` devices along dp, or else along fsdp. Raises ValueError."""
     sizes = dict(zip(MESH_AXES, mesh.resolve(full_devices), strict=True))
     for axis in ("dp", "fsdp"):
-        other_devices = math.prod(size for other, size in sizes.items() if other != axis)
+        other_devices = math.prod(size for name, size in sizes.items() if name != axis)
         if devices % other_devices == 0 and 0 < devices // other_devices <= sizes[axis]:
             return mesh.model_copy(update=sizes | {axis: devices // other_devices})
-    request = f"{format_axes(sizes)} does not shrink to {devices} devices"
-    raise ValueError(f"{request}: neither dp nor fsdp alone can")
+    problem = f"{format_axes(sizes)} does not shrink to {devices} devices"
+    raise ValueError(f"{problem}: neither dp nor fsdp alone can")
 
 
 def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> TrainSpec:
-    """Return the training for fewer than `full_devices` devices with the same batches.
+    """Return the spec for fewer than `full_devices` devices, with the same global batch.
 
-    More micro-batches keep the part of each device as small as before. Raises ValueError if mesh or
-    batch cannot be divided.
+    The number of micro-batches grows, so that a device has no more rows at a time than before.
+    Raises ValueError if the mesh or the batch cannot be divided.
     """
     if devices == full_devices:
         return spec
@@ -715,7 +721,7 @@ def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> Train
         raise ValueError(f"{problem} instead of {full_shards}")
     rows_per_shard = spec.batch // shards
     counts = range(-(-spec.accumulate * full_shards // shards), rows_per_shard + 1)
-    # Batch norm depends on the size of a micro-batch, so that must not change.
+    # Batch norm depends on the size of a micro-batch, which must not change.
     if isinstance(spec.model, CustomModel | ResNet):
         if spec.batch_norm == "device":
             problem = "batch_norm: device sees each device's part of the batch, which grows"
