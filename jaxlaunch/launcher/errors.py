@@ -132,7 +132,7 @@ class JobFaultsError(UserError):
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.line))
-        shown = [str(fault) for fault in self.faults[:MAX_SHOWN_FAULTS]]
+        texts = [str(fault) for fault in self.faults[:MAX_SHOWN_FAULTS]]
         super().__init__(
-            "\n".join([*shown, "… and more."] if len(self.faults) > MAX_SHOWN_FAULTS else shown)
+            "\n".join([*texts, "… and more."] if len(self.faults) > MAX_SHOWN_FAULTS else texts)
         )

@@ -103,7 +103,7 @@ def _apply_overrides(source: Document, overrides: Sequence[str]) -> None:
             continue
         source.forget_path(override.path)
         source.texts.update(override.texts)
-        source.overrides[override.path] = override.shown
+        source.overrides[override.path] = override.redacted
 
 
 def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
@@ -265,13 +265,13 @@ class Override:
         path: Path of the key that it sets.
         value: Plain data of the value.
         texts: Plain scalars of the value as written, by their path in the job.
-        shown: The argument as messages show it, without secrets.
+        redacted: The argument as messages show it, shortened and without secrets.
     """
 
     path: KeyPath
     value: Any
     texts: Mapping[KeyPath, str]
-    shown: str
+    redacted: str
 
 
 def parse_override(argument: str) -> Override | Fault:
@@ -280,22 +280,22 @@ def parse_override(argument: str) -> Override | Fault:
         # In a C locale, Python decodes arguments as ASCII and represents other bytes as surrogates.
         argument = argument.encode(errors="surrogateescape").decode()
     except UnicodeError:
-        shown = _redact_argument(argument.encode(errors="replace").decode())
-        return _override_fault(shown, "is not UTF-8.", "check how the shell writes it.")
-    shown = _redact_argument(argument)
+        redacted = _redact_argument(argument.encode(errors="replace").decode())
+        return _override_fault(redacted, "is not UTF-8.", "check how the shell writes it.")
+    redacted = _redact_argument(argument)
     key, equals, text = argument.partition("=")
     if key.startswith("-"):
         hint = "a key has none, as in hosts=2; arguments of your program belong in its command:."
-        return _override_fault(shown, "begins with a dash.", hint)
+        return _override_fault(redacted, "begins with a dash.", hint)
     if not equals or not all(part.strip() for part in key.split(".")):
-        return _override_fault(shown, "is not of the form key=value.", "for example hosts=2")
+        return _override_fault(redacted, "is not of the form key=value.", "for example hosts=2")
     value = reader.parse_document(text, "override", _parse_path(key))
     if value.faults:
         hint = f"""quote the value, and the whole for the shell: '{key}="…"'."""
-        location = f"{shown} (override)"
+        location = f"{redacted} (override)"
         fault = value.faults[0]
         return dataclasses.replace(fault, hint=hint, location=location, line=LINE_AFTER_FILE)
-    return Override(_parse_path(key), value.data, value.texts, shown)
+    return Override(_parse_path(key), value.data, value.texts, redacted)
 
 
 def override_argument(key: str, value: Any) -> str:
@@ -333,11 +333,11 @@ def _missing_entry_fault(override: Override, depth: int) -> Fault:
     parent, key = override.path[:depth], override.path[depth]
     form = "list instead, as [value]" if _is_list(parent) else "block instead, as {key: value}"
     message = f"{format_key_path(parent)} has no entry {shorten_text(str(key))}."
-    return _override_fault(override.shown, message, f"set the whole {form}.")
+    return _override_fault(override.redacted, message, f"set the whole {form}.")
 
 
-def _override_fault(shown: str, message: str, hint: str | None) -> Fault:
-    return Fault((), message, hint, location=f"{shown} (override)", line=LINE_AFTER_FILE)
+def _override_fault(redacted: str, message: str, hint: str | None) -> Fault:
+    return Fault((), message, hint, location=f"{redacted} (override)", line=LINE_AFTER_FILE)
 
 
 def _parse_path(key: str) -> KeyPath:

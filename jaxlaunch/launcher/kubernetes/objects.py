@@ -172,7 +172,7 @@ MAX_MESSAGE_CHARS = 4_096
 MAX_EVENT_KINDS = 200
 # A folded event lists the names of at most this many objects.
 MAX_EVENT_NAMES = 8
-# Events of normal operation, of which a large job has thousands.
+# Events of normal operation. A large job has thousands of them.
 QUIET_EVENTS = ("Scheduled", "Pulled", "Created", "Started", "SuccessfulCreate", "SuccessfulDelete")
 
 _CONDITION_FIELDS = ("type", "status", "reason", "message")

@@ -167,11 +167,11 @@ def _iter_violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[s
     port_key = "containerPort" if spec.get("hostNetwork") else "hostPort"
     for container in containers:
         yield from _iter_container_violations(container, port_key, is_restricted)
-    pod = spec.get("securityContext") or {}
+    pod_security = spec.get("securityContext") or {}
     # Root in a user namespace is not root on the node.
     if is_restricted and spec.get("hostUsers") is not False:
-        yield from _iter_root_users(pod, containers)
-    pod_profile = (pod.get("seccompProfile") or {}).get("type")
+        yield from _iter_root_users(pod_security, containers)
+    pod_profile = (pod_security.get("seccompProfile") or {}).get("type")
     if pod_profile not in (None, *_SECCOMP_PROFILES):
         yield "seccompProfile", f"pod has seccompProfile {pod_profile}"
     for name, security in map(_name_and_security, containers):
@@ -193,9 +193,9 @@ def _iter_container_violations(
     reason = "unrestricted capabilities" if is_restricted else "non-default capabilities"
     if is_restricted and "ALL" not in (capabilities.get("drop") or []):
         yield reason, f"{name} must drop ALL capabilities"
-    allowed = _RESTRICTED_CAPABILITIES if is_restricted else _BASELINE_CAPABILITIES
-    if extra := sorted(set(capabilities.get("add") or []) - allowed):
-        yield reason, f"{name} adds {', '.join(extra)}"
+    allowed_names = _RESTRICTED_CAPABILITIES if is_restricted else _BASELINE_CAPABILITIES
+    if forbidden_names := sorted(set(capabilities.get("add") or []) - allowed_names):
+        yield reason, f"{name} adds {', '.join(forbidden_names)}"
     if is_restricted and security.get("allowPrivilegeEscalation") is not False:
         place = f"{name} must set allowPrivilegeEscalation=false"
         yield "allowPrivilegeEscalation != false", place
@@ -205,14 +205,14 @@ def _name_and_security(container: Part) -> tuple[str, Part]:
     return f'container "{container.get("name", "")}"', container.get("securityContext") or {}
 
 
-def _iter_root_users(pod: Part, containers: Collection[Part]) -> Iterator[tuple[str, str]]:
+def _iter_root_users(pod_security: Part, containers: Collection[Part]) -> Iterator[tuple[str, str]]:
     """Yield the places where root may run. The pod's settings are the containers' defaults."""
-    if pod.get("runAsNonRoot") is False:
+    if pod_security.get("runAsNonRoot") is False:
         yield "runAsNonRoot != true", "pod has runAsNonRoot=false"
-    if pod.get("runAsUser") == 0:
+    if pod_security.get("runAsUser") == 0:
         yield "runAsUser=0", "pod has runAsUser=0"
     for name, security in map(_name_and_security, containers):
-        if security.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
+        if security.get("runAsNonRoot", pod_security.get("runAsNonRoot")) is not True:
             yield "runAsNonRoot != true", f"{name} must set runAsNonRoot=true"
         if security.get("runAsUser") == 0:
             yield "runAsUser=0", f"{name} has runAsUser=0"

@@ -103,11 +103,11 @@ class Watch:
         remaining, self._metadata_by_uid = self._metadata_by_uid, {}
         for obj in objects:
             metadata = obj["metadata"]
-            earlier = remaining.pop(metadata["uid"], None)
+            last_metadata = remaining.pop(metadata["uid"], None)
             self._metadata_by_uid[metadata["uid"]] = metadata
-            if earlier is None:
+            if last_metadata is None:
                 yield "ADDED", obj
-            elif earlier["resourceVersion"] != metadata["resourceVersion"]:
+            elif last_metadata["resourceVersion"] != metadata["resourceVersion"]:
                 yield "MODIFIED", obj
         for metadata in remaining.values():
             yield "DELETED", {"metadata": metadata}

@@ -1,4 +1,4 @@
-"""Packing of the user's code into a reproducible archive: equal files give equal bytes.
+"""Packing of the user's code into a reproducible archive: equal files produce equal bytes.
 
 The archive contains the files that git tracks and the untracked files that it does not ignore, also
 in a folder outside of a repository. The folder is not trusted: a repository may configure git to
@@ -31,8 +31,8 @@ from jaxlaunch.runs import layout
 
 # A message lists at most this many files.
 SHOWN_FILES = 5
-# No source code compresses by this factor, so a folder that exceeds the limit by it is refused at
-# once.
+# Source code compresses by less than this factor. A folder that exceeds the limit by it is refused
+# without packing it.
 _MAX_COMPRESSION_FACTOR = 64
 
 
@@ -92,13 +92,14 @@ def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> N
     if not reasons:
         return
     first, count = next(iter(reasons)), len(reasons)
-    shown = "\n".join(f"  {name} ({why})" for name, why in list(reasons.items())[:SHOWN_FILES])
+    shown_reasons = list(reasons.items())[:SHOWN_FILES]
+    lines = "\n".join(f"  {name} ({reason})" for name, reason in shown_reasons)
     if count > SHOWN_FILES:
-        shown += f"\n  and {count - SHOWN_FILES} more"
+        lines += f"\n  and {count - SHOWN_FILES} more"
     looks = f"{format_count(count, 'file')} to be shipped {'looks' if count == 1 else 'look'}"
     raise UserError(
         f"code: {looks} like credentials, and anyone who may read ConfigMaps in the namespace "
-        f"could read them:\n{shown}",
+        f"could read them:\n{lines}",
         f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount "
         "a Secret: volumes: [{secret: …, path: …}]. To ship one all the same: code: {folder: ., "
         f"include: {{{first}: the reason why}}}}.",

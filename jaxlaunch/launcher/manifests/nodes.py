@@ -19,14 +19,14 @@ from jaxlaunch.launcher.kubernetes.labels import (
 )
 from jaxlaunch.launcher.platforms import eks, generic, gke, names, table
 from jaxlaunch.launcher.platforms.facts import (
-    BLOCK,
     GKE_GPU,
     GKE_TOPOLOGY,
     GKE_TPU,
     INSTANCE,
-    NAME,
-    PROJECT,
-    SUB_BLOCK,
+    RESERVATION_BLOCK,
+    RESERVATION_NAME,
+    RESERVATION_PROJECT,
+    RESERVATION_SUB_BLOCK,
     Nodes,
     Provisioner,
     toleration_for,
@@ -133,16 +133,16 @@ def _capacity_nodes(job: JobSpec, defaults: Defaults, platform: PlatformName) ->
         return None
     labels = dict(reservation_nodes.labels)
     if defaults.provisioner == "managed" and defaults.reservation_label is not None:
-        labels = {defaults.reservation_label: (NAME,)}
+        labels = {defaults.reservation_label: (RESERVATION_NAME,)}
     if platform == "gke":
         for part, nodes in gke.RESERVATION_PARTS.items():
             if getattr(kind, part) is not None:
                 labels |= nodes.labels
     placeholders = {
-        NAME: kind.reservation,
-        PROJECT: kind.project,
-        BLOCK: kind.block,
-        SUB_BLOCK: kind.sub_block,
+        RESERVATION_NAME: kind.reservation,
+        RESERVATION_PROJECT: kind.project,
+        RESERVATION_BLOCK: kind.block,
+        RESERVATION_SUB_BLOCK: kind.sub_block,
     }
     for key, values in labels.items():
         labels[key] = tuple(placeholders.get(value) or value for value in values)
@@ -273,8 +273,8 @@ def _other_kind_faults(nodes: JobNodes) -> Iterator[Fault]:
                 hint = f"choose {join_choices(own_values)}, or accelerator.type: {kinds[0]}."
                 yield Fault(("node_selector",), message, hint)
                 return
-    if (other := names.find_other_kind(nodes.job.node_selector, kind)) is not None:
-        key, other_kind = other
+    if (mismatch := names.find_other_kind(nodes.job.node_selector, kind)) is not None:
+        key, other_kind = mismatch
         setting = f"node_selector: {key} = {nodes.job.node_selector[key]}"
         message = f"{setting} is {other_kind}, and accelerator.type = {kind}."
         hint = f"choose nodes of {kind}, or accelerator.type: {other_kind}."
@@ -323,7 +323,7 @@ def _reservation_faults(nodes: JobNodes, capacity: Reservation) -> Iterator[Faul
 
 
 def _mixed_kind_faults(nodes: JobNodes) -> Iterator[Fault]:
-    """Refuse nodes of several kinds, of which the slowest or smallest would limit the gang.
+    """Refuse nodes of several kinds, because the slowest or smallest would limit the gang.
 
     Nodes are of one kind if the job also selects a label such as the machine type.
     """

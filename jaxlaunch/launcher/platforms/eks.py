@@ -8,7 +8,7 @@ from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.platforms.facts import (
     GPU_TAINT,
     INSTANCE,
-    NAME,
+    RESERVATION_NAME,
     Fact,
     Instance,
     Nodes,
@@ -135,7 +135,7 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
         "reservation": Nodes(
             {
                 "karpenter.sh/capacity-type": ("reserved",),
-                "karpenter.k8s.aws/capacity-reservation-id": (NAME,),
+                "karpenter.k8s.aws/capacity-reservation-id": (RESERVATION_NAME,),
             },
             (),
             KARPENTER,
@@ -146,14 +146,16 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
         # Managed nodes have no label with the id of a reservation, and CAPACITY_BLOCK does not mark
         # an on-demand one. The group needs its own label, which `reservation_label` of the cluster
         # defaults names.
-        "reservation": Nodes({"capacity-reservation-id": (NAME,)}, (), MANAGED_NODE_GROUPS),
+        "reservation": Nodes(
+            {"capacity-reservation-id": (RESERVATION_NAME,)}, (), MANAGED_NODE_GROUPS
+        ),
     },
     "auto": {
         "spot": Nodes({"karpenter.sh/capacity-type": ("spot",)}, (), AUTO_MODE),
         "reservation": Nodes(
             {
                 "karpenter.sh/capacity-type": ("reserved",),
-                "eks.amazonaws.com/capacity-reservation-id": (NAME,),
+                "eks.amazonaws.com/capacity-reservation-id": (RESERVATION_NAME,),
             },
             (),
             AUTO_MODE,

@@ -17,7 +17,8 @@ GKE_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU_PRODUCT = "nvidia.com/gpu.product"
 AMD_DEVICE, AMD_PRODUCT = "amd.com/gpu.device-id", "amd.com/gpu.product-name"
 # Placeholders in the values of labels, for the parts of a reservation that a job names.
-NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
+RESERVATION_NAME, RESERVATION_PROJECT = "NAME", "PROJECT"
+RESERVATION_BLOCK, RESERVATION_SUB_BLOCK = "BLOCK", "SUB_BLOCK"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.platforms.facts import (
     ARM_TAINT,
-    BLOCK,
     GKE_GPU,
     GKE_TPU,
     GPU_TAINT,
-    NAME,
-    PROJECT,
-    SUB_BLOCK,
+    RESERVATION_BLOCK,
+    RESERVATION_NAME,
+    RESERVATION_PROJECT,
+    RESERVATION_SUB_BLOCK,
     TPU_TAINT,
     Fact,
     Nodes,
@@ -29,7 +29,7 @@ FLEX_START = Source("GKE: About flex-start", f"{_DOCS}/concepts/dws")
 RESERVATIONS = Source(
     "GKE: Consume reserved zonal resources", f"{_DOCS}/how-to/consuming-reservations"
 )
-RESERVATION_BLOCKS = Source(
+RESERVATION_PART_LABELS = Source(
     "Cluster Toolkit: node selectors of GKE jobs",
     "github.com/GoogleCloudPlatform/cluster-toolkit, pkg/orchestrator/gke",
 )
@@ -186,21 +186,27 @@ CAPACITY: Mapping[str, Nodes] = {
         ),
         AUTOSCALER,
     ),
-    "reservation": Nodes({"cloud.google.com/reservation-name": (NAME,)}, (), RESERVATIONS),
+    "reservation": Nodes(
+        {"cloud.google.com/reservation-name": (RESERVATION_NAME,)}, (), RESERVATIONS
+    ),
 }
 # Labels for the parts of a reservation that a job may name in addition.
 RESERVATION_PARTS: Mapping[str, Nodes] = {
     "project": Nodes(
         {
-            "cloud.google.com/reservation-project": (PROJECT,),
+            "cloud.google.com/reservation-project": (RESERVATION_PROJECT,),
             "cloud.google.com/reservation-affinity": ("specific",),
         },
         (),
         RESERVATIONS,
     ),
-    "block": Nodes({"cloud.google.com/reservation-blocks": (BLOCK,)}, (), RESERVATION_BLOCKS),
+    "block": Nodes(
+        {"cloud.google.com/reservation-blocks": (RESERVATION_BLOCK,)}, (), RESERVATION_PART_LABELS
+    ),
     "sub_block": Nodes(
-        {"cloud.google.com/reservation-subblocks": (SUB_BLOCK,)}, (), RESERVATION_BLOCKS
+        {"cloud.google.com/reservation-subblocks": (RESERVATION_SUB_BLOCK,)},
+        (),
+        RESERVATION_PART_LABELS,
     ),
 }
 

@@ -129,8 +129,8 @@ class Match:
 # --- TPUs -----------------------------------------------------------------------------------------
 
 # The usual topology of each number of chips (SLICES).
-_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-_CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
+_TOPOLOGIES_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_TOPOLOGIES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
 # Names of TPUs without dashes and other separators.
 _TPU_NAMES = {
     **dict.fromkeys(("v4", "tpuv4", "tpuv4podslice"), "v4"),
@@ -150,7 +150,7 @@ _TPU_MACHINES = {
     "ct6e-standard": "v6e",
     "tpu7x-standard": "7x",
 }
-_OLD_TPU = re.compile(r"(tpu-?)?v[23](-\d+)?|ct3p?-hightpu-\d+t|tpu-v3-(slice|device)")
+_OLD_TPU_NAME = re.compile(r"(tpu-?)?v[23](-\d+)?|ct3p?-hightpu-\d+t|tpu-v3-(slice|device)")
 
 
 def _match_tpu(name: str) -> Match | None:
@@ -172,8 +172,8 @@ def _match_tpu(name: str) -> Match | None:
 
 
 def _topologies(kind: str) -> dict[int, str]:
-    listed = _FLAT if ACCELERATORS[kind].dimensions == 2 else _CUBIC
-    return {math.prod(parse_topology(topology) or ()): topology for topology in listed}
+    topologies = _TOPOLOGIES_2D if ACCELERATORS[kind].dimensions == 2 else _TOPOLOGIES_3D
+    return {math.prod(parse_topology(topology) or ()): topology for topology in topologies}
 
 
 # --- machine types --------------------------------------------------------------------------------
@@ -288,16 +288,16 @@ _VENDORS = {
     **dict.fromkeys(("cuda", "nvidia"), "gpu"),
     **dict.fromkeys(("rocm", "hip", "amd", "instinct", "radeon"), "amdgpu"),
 }
-_LONGEST_FIRST = sorted(_PRODUCTS, key=len, reverse=True)
-_MIG = re.compile(r"\b(\d+g\.\d+gb)\b")
-_AMD = re.compile(r"\bmi\d{2,3}[a-z]?\b|gfx9")
-_NVIDIA = re.compile(
+_PRODUCTS_LONGEST_FIRST = sorted(_PRODUCTS, key=len, reverse=True)
+_MIG_PROFILE = re.compile(r"\b(\d+g\.\d+gb)\b")
+_AMD_NAME = re.compile(r"\bmi\d{2,3}[a-z]?\b|gfx9")
+_NVIDIA_NAME = re.compile(
     r"nvidia|geforce|quadro|tesla|titan|[gr]tx|"
     r"\b[abhklptv]\d{1,4}[a-z]{0,3}\b|\bg[bh]\d+\b|\bdgx\b"
 )
-_NEURON = re.compile(r"\b(trn|inf)\d|trainium|inferentia|neuron")
-_GAUDI = re.compile(r"gaudi|habana|\bhpu|\bhl-?\d|\bdl1\b")
-_INTEL = re.compile(r"intel|\bxpu\b|\bi915\b|\bxe\b|ponte|\bmax-?1[15]\d0\b|\barc\b|\bflex\b")
+_NEURON_NAME = re.compile(r"\b(trn|inf)\d|trainium|inferentia|neuron")
+_GAUDI_NAME = re.compile(r"gaudi|habana|\bhpu|\bhl-?\d|\bdl1\b")
+_INTEL_NAME = re.compile(r"intel|\bxpu\b|\bi915\b|\bxe\b|ponte|\bmax-?1[15]\d0\b|\barc\b|\bflex\b")
 
 
 _ANY_GPU = {
@@ -312,7 +312,7 @@ def translate(name: str) -> Match | None:
     match = match_machine(name) or _match_tpu(name)
     if match is not None:
         return match
-    if profile := _MIG.search(name):
+    if profile := _MIG_PROFILE.search(name):
         product = _match_product(name.replace(profile[0], ""))
         kind = "gpu" if product is None else product.kind
         return Match(kind, resource=f"nvidia.com/mig-{profile[1]}")
@@ -330,11 +330,11 @@ def _match_product(name: str) -> Match | None:
     texts = [re.sub(r"^\d+x(?=.)", "", word) for word in words]
     texts += map("".join, itertools.pairwise(words))
     texts += map("".join, zip(words, words[1:], words[2:], strict=False))
-    for product in _LONGEST_FIRST:
+    for product in _PRODUCTS_LONGEST_FIRST:
         # With another digit it is a different product: h1000 is not h100.
         if any(re.match(rf"{product}(?!\d)", text) for text in texts):
             return Match(_PRODUCTS[product], number)
-    if _AMD.search(name):
+    if _AMD_NAME.search(name):
         return Match("amdgpu", number)
     vendors = (_VENDORS[word] for word in words if word in _VENDORS)
     return next((Match(vendor, number) for vendor in vendors), None)
@@ -343,25 +343,25 @@ def _match_product(name: str) -> Match | None:
 def suggest(text: str) -> str:
     """Return a hint for an unknown accelerator type: what to write in job.yaml instead."""
     name = text.strip().lower()
-    if _NEURON.search(name):
+    if _NEURON_NAME.search(name):
         return (
             "write {type: plugin, resource: aws.amazon.com/neuroncore, per_host: N}: JAX runs on "
             "AWS's chips by the plugin jax-neuronx (beta), in an image of your own."
         )
-    if _GAUDI.search(name):
+    if _GAUDI_NAME.search(name):
         return NO_BACKEND
-    if _OLD_TPU.fullmatch(name):
+    if _OLD_TPU_NAME.fullmatch(name):
         return "TPU v2 and v3 are not supported; v5e and v6e have the smallest slices."
     if (match := translate(name)) is not None:
         if match.kind in _ANY_GPU and match.resource is None:
             return _ANY_GPU[match.kind]
-        sizes = (match.per_host, match.topology, match.resource)
-        accelerator = match.kind if sizes == (None,) * 3 else str(match)
+        details = (match.per_host, match.topology, match.resource)
+        accelerator = match.kind if details == (None,) * 3 else str(match)
         if match_machine(name) is not None and name not in _FAMILIES and not match.topology:
             selector = f"node_selector: {{{INSTANCE}: {text.strip()}}}"
             return f"write {accelerator}, and {selector} for this machine."
         return f"write {accelerator}."
-    if _INTEL.search(name):
+    if _INTEL_NAME.search(name):
         return (
             "write {type: plugin, resource: gpu.intel.com/xe}; Intel's plugin, "
             "intel-extension-for-openxla, ends with JAX 0.4.38."
@@ -369,7 +369,7 @@ def suggest(text: str) -> str:
     if "tpu" in name:
         kinds = [kind for kind, row in ACCELERATORS.items() if row.platform == "tpu"]
         return f"a TPU is one of {', '.join(kinds)}."
-    if _NVIDIA.search(name):
+    if _NVIDIA_NAME.search(name):
         return _ANY_GPU["gpu"]
     return (
         "it is cpu, gpu (any NVIDIA GPU), amdgpu (any AMD GPU), plugin (a device of any other "

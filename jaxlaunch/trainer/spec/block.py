@@ -85,7 +85,7 @@ class Block(BaseModel):
     def map_paths(self, map_path: Callable[[str], str], map_value: Callable[[Any], Any]) -> Self:
         """Return the block with every path mapped by `map_path`.
 
-        `map_value` maps the arguments of the user's own classes, of which any may be a path.
+        `map_value` maps the arguments of the user's own classes, which may contain paths.
         """
 
         def map_block(value: Any) -> Any:
@@ -179,8 +179,8 @@ def _bucket_name_fault(scheme: str, bucket: str) -> str | None:
     if (match := re.search(forbidden, bucket)) is not None:
         return f"its name contains {match[0]!r}, and names of {scheme}:// consist of {allowed}"
     if not _MIN_NAME_CHARS <= len(bucket) <= max_chars:
-        allowed = f"names of {scheme}:// have {_MIN_NAME_CHARS} to {max_chars}"
-        return f"its name has {len(bucket)} characters, and {allowed}"
+        limits = f"names of {scheme}:// have {_MIN_NAME_CHARS} to {max_chars}"
+        return f"its name has {len(bucket)} characters, and {limits}"
     if not (bucket[0].isalnum() and bucket[-1].isalnum()):
         return "its name must begin and end with a letter or digit"
     if ".." in bucket or any(len(part) > _MAX_NAME_CHARS for part in bucket.split(".")):

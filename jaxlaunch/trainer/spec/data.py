@@ -607,6 +607,7 @@ class Part(Block):
         return self
 
 
+# Keys of a source that a part of a mixture never has.
 _EXCLUDED_KEYS = {*Source.model_fields, "source", "apart", "bigram"}
 
 
@@ -730,7 +731,7 @@ class Mixture(ImageData):
 
     @field_validator("parts")
     @classmethod
-    def _check_alike(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
+    def _check_kinds(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         for name, part in parts.items():
             first_name, first_part = next(iter(parts.items()))
             kinds = {_PART_SOURCES[source].kind for source in (first_part.source, part.source)}

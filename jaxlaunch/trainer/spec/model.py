@@ -404,8 +404,8 @@ class ImageModel(PublishedModel):
             raise ValueError("pixel_mean and pixel_std go together")
         for key, values in (("pixel_mean", self.pixel_mean), ("pixel_std", self.pixel_std)):
             if values is not None and len(values) != self.channels:
-                needed = f"one number for each of channels = {self.channels}"
-                raise ValueError(f"{key} = {values} does not have {needed}")
+                requirement = f"one number for each of channels = {self.channels}"
+                raise ValueError(f"{key} = {values} does not have {requirement}")
         return self
 
 
@@ -446,8 +446,8 @@ class ViT(ImageModel, LayeredModel):
             return self
         check_heads(self.width, self.heads)
         if len(self.image) != 2 or any(side % self.patch for side in self.image):
-            needed = f"a height and a width that are multiples of patch = {self.patch}"
-            raise ValueError(f"image = {self.image} is not {needed}")
+            requirement = f"a height and a width that are multiples of patch = {self.patch}"
+            raise ValueError(f"image = {self.image} is not {requirement}")
         return self
 
     @property

@@ -85,15 +85,15 @@ def _decoder_sizes(
     return {**base, **sizes, "kv_heads": kv_heads, "hidden": hidden, **keys}
 
 
-def _llama3_scaled(factor: float) -> Sizes:
+def _llama3_scaling(factor: float) -> Sizes:
     return {"rope_scaling": {"factor": factor, "original_length": 8192}}
 
 
 PRESETS: Mapping[str, Sizes] = {
-    "llama-1b": _decoder_sizes(_LLAMA3, 16, 2048, 32, 8, 8192, tied=True, **_llama3_scaled(32.0)),
-    "llama-3b": _decoder_sizes(_LLAMA3, 28, 3072, 24, 8, 8192, tied=True, **_llama3_scaled(32.0)),
-    "llama-8b": _decoder_sizes(_LLAMA3, 32, 4096, 32, 8, 14336, **_llama3_scaled(8.0)),
-    "llama-70b": _decoder_sizes(_LLAMA3, 80, 8192, 64, 8, 28672, **_llama3_scaled(8.0)),
+    "llama-1b": _decoder_sizes(_LLAMA3, 16, 2048, 32, 8, 8192, tied=True, **_llama3_scaling(32.0)),
+    "llama-3b": _decoder_sizes(_LLAMA3, 28, 3072, 24, 8, 8192, tied=True, **_llama3_scaling(32.0)),
+    "llama-8b": _decoder_sizes(_LLAMA3, 32, 4096, 32, 8, 14336, **_llama3_scaling(8.0)),
+    "llama-70b": _decoder_sizes(_LLAMA3, 80, 8192, 64, 8, 28672, **_llama3_scaling(8.0)),
     "qwen2.5-0.5b": _decoder_sizes(_QWEN2, 24, 896, 14, 2, 4864, tied=True),
     "qwen2.5-1.5b": _decoder_sizes(_QWEN2, 28, 1536, 12, 2, 8960, tied=True, positions=131072),
     "qwen2.5-3b": _decoder_sizes(_QWEN2, 36, 2048, 16, 2, 11008, tied=True),

@@ -76,11 +76,11 @@ def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -
     default_model: Any = models.fill_preset_kind(defaults.get("model"))
     has_folder = isinstance(model, Mapping) and model.get("init_from") is not None
     if has_folder and isinstance(default_model, Mapping):
-        defaults = {**defaults, "model": _defaults_with_folder(model, default_model)}
+        defaults = {**defaults, "model": _model_defaults_with_init_from(model, default_model)}
     return merge_defaults(block, defaults)
 
 
-def _defaults_with_folder(
+def _model_defaults_with_init_from(
     model: Mapping[str, Any], default: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the model's default keys that apply with init_from."""
@@ -197,7 +197,7 @@ Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
 
 # The prefix of the names of evaluation metrics.
 EVAL_PREFIX = "eval/"
-# Suffixes of metrics of which smaller values are better.
+# A metric with one of these suffixes is better if it is smaller.
 LOSS_SUFFIXES = ("loss", "bits_per_byte")
 
 
