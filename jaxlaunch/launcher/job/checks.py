@@ -44,7 +44,7 @@ SPLIT_BY_MP = {
     "vit": ("heads", "hidden"),
 }
 
-_MAX_OFFERED_DIVISORS = 9
+_MAX_SHOWN_DIVISORS = 9
 # Above this number of devices, only the mesh itself checks that the rows of a process are
 # contiguous.
 _MAX_SIMULATED_DEVICES = 2**14
@@ -56,7 +56,7 @@ MAX_VARIABLE_BYTES = 128 * 1024
 _POD_NAME_SUFFIX = "-abcde"
 
 # Variables that the launcher sets, in addition to those that begin with JAXLAUNCH_.
-CONTRACT_ENV = {
+_CONTRACT_VARIABLES = {
     contract.INDEX,
     contract.TRAIN_SPEC,
     contract.COORDINATOR,
@@ -73,7 +73,7 @@ _Check = Callable[[JobSpec], Iterator[Fault]]
 _CHECKS: list[tuple[tuple[KeyPath, ...], _Check]] = []
 
 
-def _check(*keys: KeyPath) -> Callable[[_Check], _Check]:
+def _register_check(*keys: KeyPath) -> Callable[[_Check], _Check]:
     """Register a check of a job, which is skipped if one of these keys has a fault."""
 
     def register(check: _Check) -> _Check:
@@ -93,13 +93,13 @@ def find_faults(job: JobSpec, broken_paths: Collection[KeyPath]) -> Iterator[Fau
 
 def is_contract_variable(name: str) -> bool:
     """Return whether the launcher sets this environment variable in every pod."""
-    return name in CONTRACT_ENV or name.startswith("JAXLAUNCH_")
+    return name in _CONTRACT_VARIABLES or name.startswith("JAXLAUNCH_")
 
 
 # --- names, devices, processes --------------------------------------------------------------------
 
 
-@_check(("name",), ("hosts",), ("slices",))
+@_register_check(("name",), ("hosts",), ("slices",))
 def _name_faults(job: JobSpec) -> Iterator[Fault]:
     pod_name = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_POD_NAME_SUFFIX}"
     if len(pod_name) > MAX_NAME_CHARS:
@@ -111,7 +111,7 @@ def _name_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("name",), message, hint)
 
 
-@_check(*_DEVICES)
+@_register_check(*_DEVICES)
 def _pod_count_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse more pods than an indexed Job supports. `hosts` alone is limited by its type."""
     if job.pod_count > MAX_PODS:
@@ -124,7 +124,7 @@ def _pod_count_faults(job: JobSpec) -> Iterator[Fault]:
 _SHELL_CODES = {126: "the command is not executable", 127: "the command is not found"}
 
 
-@_check(("restarts", "codes"))
+@_register_check(("restarts", "codes"))
 def _requeue_code_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse exit codes that already have a meaning, for the agents or for a shell."""
     meanings = {code: f"`{row.cause}`: {row.meaning}" for code, row in contract.OUTCOMES.items()}
@@ -138,7 +138,7 @@ def _requeue_code_faults(job: JobSpec) -> Iterator[Fault]:
             yield Fault(("restarts", "codes", code), message, hint)
 
 
-@_check(*_DEVICES, ("spares",), ("restarts",))
+@_register_check(*_DEVICES, ("spares",), ("restarts",))
 def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
     """Check hosts.min and spares, which need hosts that are replaced one by one."""
     min_path: KeyPath = ("hosts", "min")
@@ -169,7 +169,7 @@ def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(min_path, f"hosts.min = {job.min_hosts} {reason}", hint)
 
 
-@_check(*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model"))
+@_register_check(*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model"))
 def _min_hosts_faults(job: JobSpec) -> Iterator[Fault]:
     """Check that mesh and batch also divide over the smallest number of hosts."""
     if not job.is_elastic or job.train is None or not mesh_fits(job):
@@ -183,7 +183,7 @@ def _min_hosts_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts}: {error}.", hint)
 
 
-@_check(("hosts",), ("accelerator",))
+@_register_check(("hosts",), ("accelerator",))
 def _topology_faults(job: JobSpec) -> Iterator[Fault]:
     kind, topology = job.accelerator.type, job.accelerator.topology
     path: KeyPath = ("accelerator", "topology")
@@ -204,7 +204,7 @@ def _topology_faults(job: JobSpec) -> Iterator[Fault]:
         yield from _tpu_slice_faults(job, kind, topology)
 
 
-@_check(("accelerator",))
+@_register_check(("accelerator",))
 def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
     memory, kind = job.accelerator.memory, job.accelerator.type
     if memory is not None and job.accelerator.platform not in GPU_PLATFORMS:
@@ -215,7 +215,7 @@ def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("accelerator", "memory"), message, hint)
 
 
-@_check(("accelerator",))
+@_register_check(("accelerator",))
 def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse a resource of other devices than the accelerator's type. JAX would not find them."""
     path: KeyPath = ("accelerator", "resource")
@@ -249,7 +249,7 @@ def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("accelerator", "per_host"), message, hint)
 
 
-@_check(("compute_domain",), ("accelerator",))
+@_register_check(("compute_domain",), ("accelerator",))
 def _compute_domain_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.compute_domain and not ACCELERATORS[kind].joins_hosts:
@@ -273,7 +273,7 @@ def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]
         yield Fault(("hosts",), message, hint)
 
 
-@_check(("processes_per_host",), ("accelerator",))
+@_register_check(("processes_per_host",), ("accelerator",))
 def _process_faults(job: JobSpec) -> Iterator[Fault]:
     processes, devices = job.processes_per_host, job.accelerator.devices_per_host
     path: KeyPath = ("processes_per_host",)
@@ -288,7 +288,7 @@ def _process_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(path, message, f"use {choices}, or all for one process per device.")
 
 
-@_check()
+@_register_check()
 def _resource_faults(job: JobSpec) -> Iterator[Fault]:
     shm, memory = job.resources.shm, job.resources.memory
     for key in ("memory", "ephemeral", "shm", "hugepages"):
@@ -304,7 +304,7 @@ def _resource_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("resources", "shm"), f"{message}, against which it counts.", hint)
 
 
-@_check(("placement",))
+@_register_check(("placement",))
 def _placement_faults(job: JobSpec) -> Iterator[Fault]:
     if (placement := job.placement) is None:
         return
@@ -316,7 +316,7 @@ def _placement_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("placement",), message, "name one: placement: {preferred: rack}")
 
 
-@_check(("network",), ("accelerator",), ("platform",))
+@_register_check(("network",), ("accelerator",), ("platform",))
 def _network_faults(job: JobSpec) -> Iterator[Fault]:
     if (fault := network_fault(job.network, job.accelerator.type, job.platform)) is not None:
         yield fault
@@ -344,7 +344,7 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
     return Fault(("network",), message, hint)
 
 
-@_check()
+@_register_check()
 def _volume_faults(job: JobSpec) -> Iterator[Fault]:
     index_by_mount: dict[str, int] = {}
     for index, volume in enumerate(job.volumes):
@@ -373,7 +373,7 @@ _JOB_RESERVE_BYTES = 4096
 _TRAIN_RESERVE_BYTES = 4096
 
 
-@_check()
+@_register_check()
 def _environment_faults(job: JobSpec) -> Iterator[Fault]:
     for block, names in (("env", job.env), ("secrets", job.secrets)):
         for name in filter(is_contract_variable, names):
@@ -383,7 +383,7 @@ def _environment_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
 
 
-@_check()
+@_register_check()
 def _size_faults(job: JobSpec) -> Iterator[Fault]:
     for name, value in job.env.items():
         if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > MAX_VARIABLE_BYTES:
@@ -400,7 +400,7 @@ def _size_faults(job: JobSpec) -> Iterator[Fault]:
             yield Fault((key,), message, _USE_FILE_HINT)
 
 
-@_check()
+@_register_check()
 def _notify_faults(job: JobSpec) -> Iterator[Fault]:
     if job.notify is None:
         return
@@ -414,7 +414,7 @@ def _notify_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("notify", "events"), message, "set it.")
 
 
-@_check()
+@_register_check()
 def _label_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _reserved_domain_faults(("labels",), job.labels)
     yield from _reserved_domain_faults(("annotations",), job.annotations)
@@ -433,7 +433,7 @@ def _reserved_domain_faults(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fau
             yield Fault((*block, key), message, hint)
 
 
-@_check()
+@_register_check()
 def _pod_faults(job: JobSpec) -> Iterator[Fault]:
     for key in job.pod:
         if key not in ("metadata", "spec"):
@@ -500,7 +500,7 @@ def _main_container_faults(container: dict[str, Any], path: KeyPath) -> Iterator
             yield Fault((*path, "env", index), message, "leave it out.")
 
 
-@_check(("train", "task"))
+@_register_check(("train", "task"))
 def _task_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse unknown built-in tasks; a user's task can only be checked in its image."""
     task = "" if job.train is None else job.train.task
@@ -510,7 +510,7 @@ def _task_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("train", "task"), message, hint)
 
 
-@_check(("accelerator",))
+@_register_check(("accelerator",))
 def _trainer_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse the built-in trainer on platforms where it is untested and its image has no JAX."""
     unsupported = {"rocm": "ROCm", "plugin": "plugins of JAX"}
@@ -538,10 +538,10 @@ def nearest_divisors(number: int, target: int = 1) -> list[int]:
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     divisors = sorted({*small, *(number // divisor for divisor in small)})
     divisors.sort(key=lambda divisor: abs(math.log(divisor / max(1, target))))
-    return sorted(divisors[:_MAX_OFFERED_DIVISORS])
+    return sorted(divisors[:_MAX_SHOWN_DIVISORS])
 
 
-@_check(*_LAYOUT)
+@_register_check(*_LAYOUT)
 def mesh_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for mesh axes that do not divide the devices or do not multiply to them."""
     if job.train is None:
@@ -573,7 +573,7 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
     yield Fault(MESH, message, hint)
 
 
-@_check(*_LAYOUT)
+@_register_check(*_LAYOUT)
 def slice_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for dcn axes that do not span the slices, if the mesh fits the devices."""
     if job.train is None or not mesh_fits(job):
@@ -595,7 +595,7 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
             yield Fault((*MESH, "dcn", axis), message, hint)
 
 
-@_check(*_LAYOUT, ("train", "batch"), ("train", "accumulate"))
+@_register_check(*_LAYOUT, ("train", "batch"), ("train", "accumulate"))
 def batch_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for a batch without equal shards and micro-batches."""
     train = job.train
@@ -613,7 +613,7 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("train", "batch"), message, f"use {choices}.")
 
 
-@_check(*_LAYOUT, ("train", "model"), ("train", "task"))
+@_register_check(*_LAYOUT, ("train", "model"), ("train", "task"))
 def model_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for model sizes that do not split over mp or ep."""
     if job.train is None or not mesh_fits(job) or not _is_final(job.train, "model"):
@@ -650,7 +650,7 @@ def _is_final(train: TrainSpec, key: str) -> bool:
     return train.task in TASK_DEFAULTS or key in train.model_fields_set
 
 
-@_check(*_LAYOUT, ("processes_per_host",))
+@_register_check(*_LAYOUT, ("processes_per_host",))
 def row_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield a fault if processes hold overlapping rows of the batch that are not contiguous.
 

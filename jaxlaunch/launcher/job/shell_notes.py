@@ -57,7 +57,7 @@ def find_exit_code_notes(command: Sequence[str], read_script: ReadScript) -> Ite
     else:
         options, text = _read_shell_arguments(command[shell_index + 1 :], read_script)
     if text is not None:
-        yield from _check_text(text, " ".join(options))
+        yield from _script_notes(text, " ".join(options))
 
 
 def _read_shell_arguments(
@@ -77,7 +77,7 @@ def _read_shell_arguments(
     return options, None
 
 
-def _check_text(text: str, options: str) -> Iterator[str]:
+def _script_notes(text: str, options: str) -> Iterator[str]:
     commands = split_commands(text)
     has_errexit = _ERREXIT.search(text) is not None or any(
         _SHORT_OPTIONS.fullmatch(option) and "e" in option for option in options.split()
@@ -93,13 +93,13 @@ def _check_text(text: str, options: str) -> Iterator[str]:
                 break
     if is_complex:
         return
-    yield from _check_alternatives(commands)
-    yield from _check_background(commands)
+    yield from _alternative_notes(commands)
+    yield from _background_notes(commands)
     if not has_errexit:
-        yield from _check_sequence(commands)
+        yield from _sequence_notes(commands)
 
 
-def _check_alternatives(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _alternative_notes(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
     for index, (command, operator) in enumerate(commands):
         if operator != "||" or not _is_program(command):
             continue
@@ -113,7 +113,7 @@ def _check_alternatives(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
             )
 
 
-def _check_background(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _background_notes(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
     waits_for_code = any(re.match(r"wait\s+\S", command) for command, _ in commands)
     foreground = [command for command, operator in commands if operator != "&"]
     if waits_for_code or any(_is_program(command) for command in foreground):
@@ -127,7 +127,7 @@ def _check_background(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
             break
 
 
-def _check_sequence(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _sequence_notes(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
     for (command, operator), (next_command, _) in zip(commands, commands[1:], strict=False):
         is_ignored = operator in (";", "\n") and "$?" not in next_command
         if is_ignored and _is_program(command):

@@ -126,7 +126,7 @@ def _nccl_environment(
     if nodes is None or nodes.plugins is None:
         return {}
     if choice in ("gpudirect-rdma", "gpudirect-rdma-dra"):
-        # The tuner ends a program on machines for which it has no configuration.
+        # The tuner ends a program on machines without a configuration, so it is disabled there.
         tuner = nodes.gib_tuner and {"NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
         return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
     # A job may configure NCCL's plugins itself: by a variable, or in its pod or command.
