@@ -127,7 +127,7 @@ class StoppingPods:
 
     def _list_pods(self) -> tuple[set[str], str]:
         pods, since = self._cluster.list_with_version(
-            PODS, self._namespace, self._labels, keep=trim_pod
+            PODS, self._namespace, self._labels, trim=trim_pod
         )
         self._pods |= {pod["metadata"]["uid"]: pod for pod in pods}
         return _running_pod_uids(pods), since

@@ -102,10 +102,10 @@ class Cluster:
         fields: str = "",
         limit: int = 500,
         pages: int | None = None,
-        keep: Callable[[Object], Object] = lambda obj: obj,
+        trim: Callable[[Object], Object] = lambda obj: obj,
     ) -> Objects:
-        """Return at most `pages` pages of `limit` objects, each reduced by `keep`."""
-        return self.list_with_version(kind, namespace, labels, fields, limit, pages, keep)[0]
+        """Return at most `pages` pages of `limit` objects, each reduced by `trim`."""
+        return self.list_with_version(kind, namespace, labels, fields, limit, pages, trim)[0]
 
     def list_with_version(
         self,
@@ -115,7 +115,7 @@ class Cluster:
         fields: str = "",
         limit: int = 500,
         pages: int | None = None,
-        keep: Callable[[Object], Object] = lambda obj: obj,
+        trim: Callable[[Object], Object] = lambda obj: obj,
     ) -> tuple[Objects, str]:
         """Return the objects as `list` does, and the resource version from which to watch them.
 
@@ -137,7 +137,7 @@ class Cluster:
                 continue
             for obj in page.get("items") or []:
                 obj["metadata"].pop("managedFields", None)
-                objects.append(keep(obj))
+                objects.append(trim(obj))
             pages_read += 1
             if not (continue_token := page["metadata"].get("continue")) or pages_read == pages:
                 return objects, page["metadata"].get("resourceVersion", "")

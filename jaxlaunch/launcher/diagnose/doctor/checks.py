@@ -432,7 +432,7 @@ def _check_dry_run(target: Target) -> Findings:
 
 
 def _check_nodes(target: Target) -> Findings:
-    listed = target.cluster.list(kinds.NODES, keep=trim_node)
+    listed = target.cluster.list(kinds.NODES, trim=trim_node)
     yield nodes.count_accelerators(listed)
     if missing := target.unrequested_resources:
         yield nodes.judge_missing_requests(

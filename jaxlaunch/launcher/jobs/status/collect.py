@@ -108,7 +108,7 @@ class _Reader:
         events = self._read_events(jobset)
         if jobset is None:
             return self._no_such_job(now, events)
-        pods = self._list_objects(PODS, self._labels, keep=trim_pod)
+        pods = self._list_objects(PODS, self._labels, trim=trim_pod)
         newest_hosts = hosts.newest_hosts(jobset, pods)
         workload = self._find_workload(jobset)
         is_admitted = workload is None or is_condition_true(workload, "Admitted")
@@ -178,7 +178,7 @@ class _Reader:
             names = tuple(jobset["metadata"]["name"] for jobset in jobsets)
         except ApiError as error:
             self._add_unread("the names of other jobs", error, JOBSETS.plural)
-        leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, keep=trim_pod)]
+        leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, trim=trim_pod)]
         leftovers += [("Job", job) for job in self._list_objects(JOBS, self._labels)]
         ending = self._ending_namespace()
         if self._is_namespace_hidden:
@@ -193,7 +193,7 @@ class _Reader:
         fields = ",".join(f"reason!={reason}" for reason in QUIET_EVENTS)
         try:
             events = self._cluster.list(
-                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, keep=trim_event
+                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, trim=trim_event
             )
         except ApiError as error:
             self._add_unread("events", error, "events")
@@ -232,7 +232,7 @@ class _Reader:
 
     def _list_nodes(self) -> tuple[Obj, ...] | None:
         try:
-            return tuple(self._cluster.list(NODES, keep=trim_node))
+            return tuple(self._cluster.list(NODES, trim=trim_node))
         except ApiError as error:
             self._add_unread("nodes", error, "nodes")
             return None
@@ -264,7 +264,7 @@ class _Reader:
         fields = f"involvedObject.kind=Node,involvedObject.name={name},reason=RemovingNode"
         events = list[Obj]()
         with contextlib.suppress(ClusterError):
-            events = list(self._cluster.list(EVENTS, "default", fields=fields, keep=trim_event))
+            events = list(self._cluster.list(EVENTS, "default", fields=fields, trim=trim_event))
         return None, DeletedNode(name, max((event["last"] for event in events), default=None))
 
     def _may_be_lost(self, host: Host, now: datetime) -> bool:
@@ -380,7 +380,7 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     pods: dict[_Place, list[Obj]] = defaultdict(list)
     workloads: dict[str, Obj] = {}
     try:
-        for pod in cluster.list(PODS, namespace, labels=f"{JOB_LABEL},{NAME_LABEL}", keep=trim_pod):
+        for pod in cluster.list(PODS, namespace, labels=f"{JOB_LABEL},{NAME_LABEL}", trim=trim_pod):
             pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][NAME_LABEL]].append(pod)
     except ApiError as error:
         unread["pods"] = _describe_unread("pods", error)
