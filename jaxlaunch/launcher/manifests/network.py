@@ -333,7 +333,7 @@ class Adapters(NamedTuple):
 
     device_class: str
     # None for all adapters of the node.
-    count: int | None
+    number: int | None
 
 
 def claimed_adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
@@ -369,8 +369,8 @@ def claim_manifests(
             "deviceClassName": adapters.device_class,
             "allocationMode": "All",
         }
-        if adapters.count is not None:
-            exactly |= {"allocationMode": "ExactCount", "count": adapters.count}
+        if adapters.number is not None:
+            exactly |= {"allocationMode": "ExactCount", "count": adapters.number}
         requests = {"requests": [{"name": _ADAPTER_CLAIM, "exactly": exactly}]}
         spec: dict[str, Any] = {"spec": {"devices": requests}}
         name = f"{network.job.name}-{_ADAPTER_CLAIM}"
