@@ -1,1 +1,1 @@
-"""The agent: the supervisor of one host, and the leader of the gang."""
+"""The agent of one host, which supervises its processes and, on host 0, leads the gang."""

@@ -1,4 +1,4 @@
-"""Entry point of `python -m jaxlaunch.launcher.agent`, with exit codes of the contract."""
+"""Entry point of `python -m jaxlaunch.launcher.agent`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    """Run the agent of this host and exit with its code."""
+    """Run the agent of this host and exit with its exit code, which `contract` defines."""
     # PID 1 of a container loses a signal that has no handler. A blocked signal waits until there is
     # one.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -1,8 +1,8 @@
 """The agent of one host.
 
 The agent reads its configuration from environment variables. It runs one event loop with this
-host's member of the gang and, on host 0, the leader. An error before the loop starts becomes the
-exit code.
+host's member of the gang and, on host 0, the leader. If it cannot start the loop, it logs the error
+and exits with a code of the contract.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from jaxlaunch.runs import history, host_load
 from jaxlaunch.runs.run_folder import RunFolder
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Slow readers of stdout and stderr get this long at the end.
+# Time for slow readers of stdout and stderr at the end of the agent.
 FLUSH_TIMEOUT_S = 2.0
 # This host writes the summary when host 0 is lost.
 DEPUTY_HOST = 1
@@ -70,10 +70,11 @@ def run_agent() -> int:
         os.umask(0o002)
     fault = config.fault or resources.find_fault(config.job, is_pod=config.is_pod)
     config = dataclasses.replace(config, fault=fault)
-    if (copy := _copy_run_folder(config)) is not None:
-        config = dataclasses.replace(config, run_dir=copy.folder)
+    run_folder_copy = _copy_run_folder(config)
+    if run_folder_copy is not None:
+        config = dataclasses.replace(config, run_dir=run_folder_copy.folder)
     try:
-        agent = Agent(config, copy)
+        agent = Agent(config, run_folder_copy)
     except OSError as error:
         hint = ""
         if error.errno == errno.EADDRINUSE:
@@ -83,13 +84,13 @@ def run_agent() -> int:
     else:
         return agent.run()
     finally:
-        if copy is not None and not copy.close():
+        if run_folder_copy is not None and not run_folder_copy.close():
             message = "the run folder was not copied to its bucket whole"
             print(f"agent {config.host}: {message}", file=sys.stderr)
 
 
 def _check_certificates(config: Config) -> None:
-    """Raise ConfigError for certificates that this Python cannot use."""
+    """Raise ConfigError if this Python cannot use the certificates."""
     if config.certificates is None:
         return
     try:
@@ -103,17 +104,21 @@ def _check_certificates(config: Config) -> None:
 
 
 def _copy_run_folder(config: Config) -> RemoteFolder | None:
-    """Copy the run folder from its bucket, and pass the local path to child processes."""
+    """Copy the run folder from its bucket, and pass the local path to child processes.
+
+    Returns:
+        The copy, or None if the run folder is not in a bucket or could not be copied.
+    """
     url = os.environ.get(contract.RUN_URL)
     if not url:
         return None
     try:
-        copy = RemoteFolder(url, config)
+        run_folder_copy = RemoteFolder(url, config)
     except (FolderError, OSError) as error:
         print(f"agent {config.host}: {error}; earlier attempts stay unknown", file=sys.stderr)
         return None
-    os.environ[contract.RUN_DIR] = str(copy.folder)
-    return copy
+    os.environ[contract.RUN_DIR] = str(run_folder_copy.folder)
+    return run_folder_copy
 
 
 def _report_refusal(exit_code: int, message: str) -> int:
@@ -128,14 +133,14 @@ class Agent:
     """The agent of one host, which runs until the gang ends."""
 
     def __init__(self, config: Config, run_folder_copy: RemoteFolder | None = None) -> None:
-        """Open the server's port.
+        """Create the parts of the agent and open its HTTP port.
 
         Args:
             config: Configuration of this agent.
             run_folder_copy: Local copy of the run folder, if the run folder is in a bucket.
 
         Raises:
-            OSError: A port is in use.
+            OSError: The HTTP port or the leader's port is in use.
         """
         self._config = config
         self._loop = Loop()
@@ -143,8 +148,8 @@ class Agent:
         self._stdout = OutputStream(self._loop, 1, patience_s=config.output_patience_s)
         self._stderr = OutputStream(self._loop, 2)
         self._verdict: Verdict | None = None
-        # True if this host leaves and the rest of the gang continues.
-        self._is_alone = False
+        # Whether this host leaves while the rest of the gang continues.
+        self._leaves_alone = False
         self._started_at = time.time()
         self._run_folder = RunFolder(config.run_dir, self._say_from_any_thread)
         clock = Clock(time.monotonic() - process_age_s()) if config.is_leader else None
@@ -153,7 +158,6 @@ class Agent:
         }
         if config.is_pod:
             replies["/output"] = lambda method, query, is_local: self._output_reply(is_local)
-        copy = run_folder_copy
         self._server = MetricsServer(
             self._loop,
             "127.0.0.1" if config.is_local else "",
@@ -173,20 +177,28 @@ class Agent:
             say=self.say,
             finish=self._finish,
             on_orphaned=self._record_lost_leader,
-            take_ranks=(lambda ranks: None) if copy is None else copy.take_ranks,
+            take_ranks=run_folder_copy.take_ranks if run_folder_copy else lambda ranks: None,
         )
         self._leader: Server | None = None
         if clock is not None:
             pod_log = PodLog(config.generation, self._write_line if config.is_pod else None)
-            arguments = (config, self._loop, hello, clock, self._run_folder, pod_log)
-            self._leader = Server(*arguments, say=self.say, finish=self._finish)
-        if copy is not None:
-            self._loop.on_exit_of(copy.pid, self._on_copier_end)
+            self._leader = Server(
+                config,
+                self._loop,
+                hello,
+                clock,
+                self._run_folder,
+                pod_log,
+                say=self.say,
+                finish=self._finish,
+            )
+        if run_folder_copy is not None:
+            self._loop.on_exit_of(run_folder_copy.pid, self._on_copier_end)
 
     def _on_copier_end(self, code: int) -> None:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
         copier = "the process that copies the run folder to its bucket"
-        self.say(f"{copier} ended with {how}: nothing new reaches the bucket")
+        self.say(f"{copier} ended with {ending}: nothing new reaches the bucket")
 
     def say(self, text: str) -> None:
         """Write a message for people to stderr."""
@@ -196,7 +208,7 @@ class Agent:
         self._stderr.write_line(line.encode(errors="backslashreplace"))
 
     def _say_from_any_thread(self, text: str) -> None:
-        # Only the loop's thread may use the streams, and summaries are written by another thread.
+        # Only the thread of the loop may use the streams. Another thread writes the summaries.
         if threading.current_thread() is threading.main_thread():
             self.say(text)
         else:
@@ -230,17 +242,24 @@ class Agent:
             self._site_folder.close()
         assert self._verdict is not None, "the loop ends with a verdict"
         if self._config.is_pod:
-            place = self._config.host, self._config.generation, self._member.state.attempt
-            write_termination_message(self._verdict, *place)
+            write_termination_message(
+                self._verdict,
+                self._config.host,
+                self._config.generation,
+                self._member.state.attempt,
+            )
         if replaces:
-            return contract.agent_exit_code(self._verdict.code, leaves_alone=self._is_alone)
+            return contract.agent_exit_code(self._verdict.code, leaves_alone=self._leaves_alone)
         return self._verdict.code
 
-    def _finish(self, verdict: Verdict, alone: bool) -> None:
-        """End with the first verdict; one that fails the job first waits for a last scrape."""
+    def _finish(self, verdict: Verdict, leaves_alone: bool) -> None:
+        """End the agent with its first verdict.
+
+        If the verdict fails the job, the agent first waits for one more scrape of its metrics.
+        """
         if self._verdict is not None:
             return
-        self._verdict, self._is_alone = verdict, alone
+        self._verdict, self._leaves_alone = verdict, leaves_alone
         fails_job = contract.outcome_for_code(verdict.code).action is Action.FAIL
         if not fails_job or self._member.state.signalled_at is not None:
             self._loop.stop()
@@ -254,8 +273,8 @@ class Agent:
         if self._config.host == DEPUTY_HOST:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
-            attempt, started_at = member.state.attempt, self._started_at
-            report = LeaderReport.from_message(member.gang, attempt, started_at)
+            attempt = member.state.attempt
+            report = LeaderReport.from_message(member.gang, attempt, self._started_at)
             record_end_without_leader(self._run_folder, self._config, report, statuses, verdict)
 
     def _output_reply(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
@@ -266,7 +285,8 @@ class Agent:
         children = self._member.processes.children
         return HTTPStatus.OK, {str(rank): child.last_lines for rank, child in children.items()}
 
-    def _render_metrics(self, texts: Sequence[str]) -> str:
+    def _render_metrics(self, child_texts: Sequence[str]) -> str:
+        """Return the answer to /metrics, given the metrics of this host's processes."""
         now, member = time.monotonic(), self._member
         ranks = {rank: child.progress for rank, child in member.processes.children.items()}
         silence_s = 0.0 if self._config.is_leader else now - member.leader.last_message_at
@@ -274,7 +294,7 @@ class Agent:
         agent_text = metrics_server.render_agent_metrics(
             self._config.generation, member.gang, ranks, timeouts_s, silence_s, memory, now
         )
-        return metrics_server.merge_expositions([agent_text, *texts])
+        return metrics_server.merge_expositions([agent_text, *child_texts])
 
 
 def write_termination_message(
@@ -298,20 +318,21 @@ def write_termination_message(
 
 
 class CodeError(Exception):
-    """The archive of the job's code is damaged, or `launcher submit` never packed it."""
+    """The archive of the job's code is damaged or has an entry that it must not have."""
 
 
 def unpack_code(archive: str, folder: str) -> None:
-    """Extract the files and the internal symbolic links of a gzipped tar archive to a folder.
+    """Extract a gzipped tar archive of files, and of symbolic links that stay inside the folder.
 
-    The extraction of `tarfile` is not used because its filters differ between the Python versions
-    of images.
+    `tarfile.extractall` is not used, because its filters differ between the Python versions of
+    images.
 
     Raises:
-        CodeError: The archive is damaged, or has another kind of entry.
+        CodeError: The archive is damaged, has another kind of entry, or an entry that leaves the
+            folder.
         OSError: A file cannot be written.
     """
-    # Links are created last, so that no file is written through one.
+    # Links are created after all files, so that no file is written through a link.
     links: list[tuple[str, str]] = []
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -327,17 +348,17 @@ def unpack_code(archive: str, folder: str) -> None:
                         shutil.copyfileobj(content, file)
                     os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
                 else:
-                    kinds = "neither a regular file nor a symbolic link"
-                    raise CodeError(f"{archive}: {member.name} is {kinds}")
+                    fault = "is neither a regular file nor a symbolic link"
+                    raise CodeError(f"{archive}: {member.name} {fault}")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CodeError(f"{archive} is damaged: {error}") from None
     for source, target in links:
         os.symlink(source, target)
 
 
-def _normalize_inside(path: str, name: str) -> str:
-    """Return the normalized path, or raise CodeError if it leaves its folder."""
+def _normalize_inside(path: str, entry_name: str) -> str:
+    """Return the normalized path. Raises CodeError if it leads out of the folder."""
     normal = posixpath.normpath(path)
     if posixpath.isabs(normal) or normal.split("/")[0] == "..":
-        raise CodeError(f"{name} points outside of the folder that it is unpacked to")
+        raise CodeError(f"{entry_name} points outside of the folder that it is unpacked to")
     return normal

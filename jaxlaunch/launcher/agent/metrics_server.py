@@ -1,7 +1,7 @@
-"""The agent's HTTP server: GET /metrics, /profile and, in a pod, /output. It never blocks the loop.
+"""The agent's HTTP server: /metrics, /profile and, in a pod, /output. It never blocks the loop.
 
-The answer to /metrics has the agent's rows of `contract.PROMETHEUS`, merged with those that the
-processes of this host serve on Unix sockets. A process that does not answer in time is omitted.
+The answer to /metrics has the agent's rows of `contract.PROMETHEUS`, merged with the metrics that
+the processes of this host serve on Unix sockets. A process that does not answer in time is omitted.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from jaxlaunch.launcher.agent.io.link import open_listener
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 from jaxlaunch.records.run_numbers import goodput_ratio
 
-# In bytes.
 MAX_REQUEST_BYTES, MAX_EXPOSITION_BYTES = 8 * 1024, 4 * 1024 * 1024
-# A further connection replaces the oldest one that waits for its client.
+# Beyond this number, a new connection replaces the oldest one that waits for its client.
 MAX_CONNECTIONS = 16
 REQUEST_TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0
-# Prometheus scrapes every minute by default.
+# A scrape is expected within this time. Prometheus scrapes every minute by default.
 SCRAPE_INTERVAL_S = 75.0
 
 PLAIN, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
 
-# Returns the answer to /metrics, from the texts of this host's processes.
-Exposition = Callable[[Sequence[str]], str]
-# Returns the answer to a method, a query and whether the client is local.
+# Returns the answer to /metrics, given the metrics of this host's processes.
+RenderExposition = Callable[[Sequence[str]], str]
+# Returns the status and the answer, given the method, the query and whether the client is local.
 Reply = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]
 
 
@@ -46,8 +45,8 @@ class MetricsServer:
         loop: Loop,
         host: str,
         port: int,
-        sockets: Callable[[], Sequence[str]],
-        exposition: Exposition,
+        list_sockets: Callable[[], Sequence[str]],
+        render_exposition: RenderExposition,
         replies: Mapping[str, Reply],
     ) -> None:
         """Listen on a port.
@@ -56,14 +55,15 @@ class MetricsServer:
             loop: Event loop of the agent.
             host: Address to listen on.
             port: Port to listen on, or 0 for any free one.
-            sockets: Returns the paths of the processes' sockets.
-            exposition: Returns the answer to /metrics.
-            replies: Functions for other paths, whose results are sent as JSON.
+            list_sockets: Returns the paths of the sockets of this host's processes.
+            render_exposition: Returns the answer to /metrics, given the metrics of the processes.
+            replies: By path, functions whose results are sent as JSON.
 
         Raises:
             OSError: The port is in use.
         """
-        self.loop, self.sockets, self.exposition, self.replies = loop, sockets, exposition, replies
+        self.loop, self.replies = loop, replies
+        self.list_sockets, self.render_exposition = list_sockets, render_exposition
         # Open connections, oldest first.
         self._open: dict[Request, None] = {}
         self._scraped_at: float | None = None
@@ -77,20 +77,20 @@ class MetricsServer:
         """Port that the server listens on."""
         return int(self._listener.getsockname()[1])
 
-    def after_scrape(self, call: Callable[[], None]) -> None:
-        """Call back after the next scrape, or at once if nobody scrapes."""
+    def after_scrape(self, callback: Callable[[], None]) -> None:
+        """Call back after the next scrape, or at once if nobody scrapes this server."""
         if self._scraped_at is None or time.monotonic() - self._scraped_at > SCRAPE_INTERVAL_S:
-            call()
+            callback()
             return
-        self._on_scrape = call
-        self.loop.call_later(SCRAPE_INTERVAL_S, call)
+        self._on_scrape = callback
+        self.loop.call_later(SCRAPE_INTERVAL_S, callback)
 
-    def note_scrape(self) -> None:
+    def record_scrape(self) -> None:
         """Record that a scrape was answered."""
         self._scraped_at = time.monotonic()
         self._on_scrape()
 
-    def forget_request(self, request: Request) -> None:
+    def remove_request(self, request: Request) -> None:
         """Remove a closed connection."""
         del self._open[request]
 
@@ -114,7 +114,7 @@ class Request:
 
     def __init__(self, server: MetricsServer, sock: socket.socket) -> None:
         sock.setblocking(False)
-        # True while the client has to send its request or to read the response.
+        # Whether the client has to send its request or to read the response.
         self.waits_for_client = True
         self._server, self._loop, self._sock = server, server.loop, sock
         self._request, self._response = bytearray(), bytearray()
@@ -137,8 +137,8 @@ class Request:
             return
         self._loop.unwatch(self._sock.fileno())
         self.waits_for_client = False
-        first, *headers = bytes(self._request).decode(errors="replace").split("\r\n")
-        method, _, target = first.partition(" ")
+        request_line, *headers = bytes(self._request).decode(errors="replace").split("\r\n")
+        method, _, target = request_line.partition(" ")
         path, _, query = target.partition(" ")[0].partition("?")
         is_from_page = any(line.lower().startswith("origin:") for line in headers)
         self._route(method, path, query, is_from_page)
@@ -153,13 +153,13 @@ class Request:
             self._respond(status, json.dumps(answer) + "\n", JSON)
         elif method == "GET" and path in ("/metrics", "/metrics/"):
             self._is_scrape = True
-            MetricsGatherer(self._loop, server.sockets(), self._respond_metrics)
+            MetricsGatherer(self._loop, server.list_sockets(), self._respond_metrics)
         else:
             paths = ", ".join(("/metrics", *server.replies))
             self._respond(HTTPStatus.NOT_FOUND, f"not found: this server has {paths}\n")
 
     def _respond_metrics(self, texts: Sequence[str]) -> None:
-        self._respond(HTTPStatus.OK, self._server.exposition(texts))
+        self._respond(HTTPStatus.OK, self._server.render_exposition(texts))
 
     def _is_local(self) -> bool:
         try:
@@ -167,8 +167,8 @@ class Request:
         except OSError:
             # The client has closed the connection.
             return False
-        # Not all of 127.0.0.0/8: the sidecar of a service mesh connects from 127.0.0.6 for remote
-        # clients.
+        # Not all of 127.0.0.0/8 is local: the sidecar of a service mesh connects from 127.0.0.6 for
+        # remote clients.
         return address.removeprefix("::ffff:") in ("127.0.0.1", "::1")
 
     def _respond(self, status: HTTPStatus, text: str, content_type: str = PLAIN) -> None:
@@ -184,17 +184,17 @@ class Request:
 
     def _on_writable(self) -> None:
         try:
-            sent = self._sock.send(self._response)
+            sent_bytes = self._sock.send(self._response)
         except BlockingIOError:
             return
         except OSError:
             self.close()
             return
-        del self._response[:sent]
+        del self._response[:sent_bytes]
         if not self._response:
             self.close()
             if self._is_scrape:
-                self._server.note_scrape()
+                self._server.record_scrape()
 
     def close(self) -> None:
         """Close the connection, even without an answer."""
@@ -202,11 +202,11 @@ class Request:
         if self._sock.fileno() >= 0:
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
-            self._server.forget_request(self)
+            self._server.remove_request(self)
 
 
 class MetricsGatherer:
-    """Reads several Unix sockets at once, without those that are slow."""
+    """Reads several Unix sockets at once. Sockets that are too slow are omitted."""
 
     def __init__(
         self, loop: Loop, paths: Sequence[str], on_done: Callable[[Sequence[str]], None]
@@ -226,7 +226,7 @@ class MetricsGatherer:
         try:
             sock.connect(path)
         except OSError:
-            # The process serves no metrics (yet), or its backlog is full.
+            # The process does not serve metrics, or not yet, or its backlog is full.
             sock.close()
             return
         self._open[sock] = bytearray()
@@ -266,10 +266,10 @@ class MetricsGatherer:
 # --- the text of /metrics -------------------------------------------------------------------------
 
 NAN = float("nan")
-# The name at the beginning of a sample.
+# Name of the metric at the beginning of a sample.
 _SAMPLE_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 Labels = tuple[str, ...]
-# Values by labels, in the order of the row.
+# Values of a metric by the values of its labels.
 Values = Mapping[Labels, float]
 
 
@@ -286,7 +286,7 @@ def render_agent_metrics(
 
     Args:
         generation: Number of the set of pods.
-        gang: Newest report of the leader.
+        gang: Newest state of the gang that the leader sent.
         ranks: Progress of the ranks of this host.
         timeouts_s: Timeouts of the job by phase.
         silence_s: Time since the last message of the leader.
@@ -312,7 +312,7 @@ def render_agent_metrics(
 
 def merge_expositions(texts: Iterable[str]) -> str:
     """Merge expositions so that each metric appears once. Malformed lines are omitted."""
-    # Comment lines and samples by the name of the metric.
+    # By name of the metric, its comment lines and its samples.
     families: dict[str, tuple[list[str], list[str]]] = {}
     for text in texts:
         name = ""
@@ -369,9 +369,9 @@ def _rank_values(
             lags[(label,)] = float(max(0, foremost - step))
         seconds_left[(label,)] = NAN if timeout is None else timeout.left_s
         phases |= {(label, phase): float(phase == status.phase) for phase in contract.PHASES}
-    living = sum(progress.status.exit is None for progress in ranks.values())
+    living_count = sum(progress.status.exit is None for progress in ranks.values())
     return {
-        "jaxlaunch_children_up": _unlabelled_value(living),
+        "jaxlaunch_children_up": _unlabelled_value(living_count),
         "jaxlaunch_phase": phases,
         "jaxlaunch_phase_timeout_left_seconds": seconds_left,
         "jaxlaunch_rank_step": steps,

@@ -1,7 +1,7 @@
 """Pack the agent into one file that any Python >= 3.10 runs: `python -I agent.pyz`.
 
-Python compiles the modules of a zipapp at every start. The file for this machine therefore has
-bytecode next to each source, which other Python versions ignore.
+Python compiles the modules of a zipapp at every start. The file for this machine therefore also
+contains the bytecode of each module, which other Python versions ignore.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# The syntax is valid in any Python, so that a version that is too old can print the error. 64 is
-# contract.BAD_SPEC.
+# The syntax is valid in every Python version, so that one that is too old prints the error instead
+# of a SyntaxError. 64 is contract.BAD_SPEC.
 MAIN_SOURCE = """import sys
 
 if sys.version_info < (3, 10):
@@ -29,7 +29,7 @@ from jaxlaunch.launcher.agent.__main__ import main
 
 main()
 """
-# Files of jaxlaunch outside the packages agent, records and runs.
+# Files of jaxlaunch that the agent imports, outside of the packages agent, records and runs.
 PACKAGE_FILES = (
     "__init__.py",
     "atomic_file.py",
@@ -49,7 +49,7 @@ Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def pack_agent() -> bytes:
     """Return a zipapp of the agent and its imports. Equal sources give equal bytes.
 
-    It shares a ConfigMap of 1 MiB with the user's code, so it has no docstrings.
+    It has no docstrings, because it shares a ConfigMap of 1 MiB with the user's code.
     """
     files = [(name, drop_docstrings(text).encode()) for name, text in _read_sources()]
     return _write_zip(files, zipfile.ZIP_DEFLATED)
@@ -67,26 +67,27 @@ def pack_compiled() -> bytes:
     return _write_zip(files, zipfile.ZIP_STORED)
 
 
-# A parse takes most of the time, and a sweep packs the agent for each of its runs.
+# Parsing takes most of the time, and a sweep packs the agent for each of its runs.
 @functools.cache
 def drop_docstrings(text: str) -> str:
     """Return Python source with empty docstrings; the lines keep their numbers.
 
-    Those of definitions within a statement such as `if` stay.
+    Docstrings of definitions inside a statement such as `if` are kept.
     """
     lines = text.splitlines(keepends=True)
     for node in _walk_definitions(ast.parse(text)):
         if ast.get_docstring(node, clean=False) is None:
             continue
         docstring = node.body[0]
-        first, last = docstring.lineno - 1, docstring.end_lineno or docstring.lineno
+        first_line, end_line = docstring.lineno - 1, docstring.end_lineno or docstring.lineno
         indent = " " * docstring.col_offset
-        lines[first:last] = [f'{indent}""\n', *["\n"] * (last - first - 1)]
+        blank_lines = ["\n"] * (end_line - first_line - 1)
+        lines[first_line:end_line] = [f'{indent}""\n', *blank_lines]
     return "".join(lines)
 
 
 def _walk_definitions(node: Definition) -> Iterator[Definition]:
-    """Yield `node`, and the classes and functions in it."""
+    """Yield `node` and, recursively, the classes and functions in its body."""
     yield node
     for child in node.body:
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -94,7 +95,7 @@ def _walk_definitions(node: Definition) -> Iterator[Definition]:
 
 
 def archive_digest() -> str:
-    """Return a digest of the inputs of `pack_compiled`, the key of its result."""
+    """Return a digest of the inputs of `pack_compiled`, the cache key of its result."""
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + str(Path(__file__).parents[3]).encode())
     for name, text in _read_sources():
         digest.update(f"{name} {len(text)}\n{text}".encode())

@@ -1,1 +1,1 @@
-"""The data that hosts and leader share: configuration, protocol, progress, root causes."""
+"""Logic that hosts and leader share: configuration, protocol, progress, root causes."""

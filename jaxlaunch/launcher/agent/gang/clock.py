@@ -1,8 +1,8 @@
 """Clocks that assign every second of a run, and of a restart, to one cause.
 
-The caller passes the time in monotonic seconds, so only `process_age_s` reads a clock. Steps are
-kept until a commit covers them: if the attempt fails first, their seconds move from "step" to
-"lost_work".
+The time of a step counts as "step" at first. If the attempt fails before a checkpoint covers the
+step, its time moves to "lost_work". The caller passes the time in monotonic seconds; only
+`process_age_s` reads a clock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 
 from jaxlaunch import contract
 
-# Steps since the last commit whose time is kept.
+# Largest number of uncommitted steps whose times are kept.
 MAX_UNCOMMITTED_STEPS = 4096
-# A step is overdue after this many times the median of the newest steps, and this long in addition.
-# Collections, checkpoints in the background and recompilations delay single steps.
+# A step is overdue after OVERDUE_FACTOR times the median of the newest steps plus OVERDUE_FLOOR_S.
+# Garbage collection, checkpoints in the background and recompilation delay single steps.
 OVERDUE_FACTOR, OVERDUE_FLOOR_S = 3.0, 2.0
 _RECENT_STEPS, _MIN_RECENT_STEPS = 32, 3
 
@@ -26,7 +26,7 @@ _RECENT_STEPS, _MIN_RECENT_STEPS = 32, 3
 class RestartClock:
     """Measures a restart by cause of contract.RESTART_CAUSES, until the first step of the attempt.
 
-    Only host 0 measures, with its own clock and that of its rank 0.
+    Only host 0 measures: it knows its own actions and the phases of its rank 0.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class RestartClock:
     def begin(self, cause: str, fault_at: float, unseen_s: float, now: float) -> None:
         """Begin a restart at the end of an attempt.
 
-        The fault was seen at `fault_at`, `unseen_s` after the last sign of life. The time from the
-        fault until `now` was spent on `cause`.
+        The leader saw the fault at `fault_at`, which was `unseen_s` after the last sign of life of
+        the failed rank or host. The time from `fault_at` until `now` counts for `cause`.
         """
         self.last_seconds = self.seconds_by_cause(now)
         self._seconds = {"detect": unseen_s, cause: max(0.0, now - fault_at)}
@@ -49,7 +49,7 @@ class RestartClock:
 
     def enter_cause(self, cause: str, now: float) -> None:
         """Count seconds for `cause` from `now` on, unless the first step is complete."""
-        # The first attempt has no fault before it.
+        # No `begin` precedes the first attempt, so its "start" begins the measurement.
         if cause == "start" and self._cause is None:
             self._seconds, self._cause, self._since = {}, cause, now
         elif self._cause and cause in contract.RESTART_CAUSES:
@@ -84,15 +84,16 @@ class Clock:
         self._seconds = dict.fromkeys(contract.CLOCK_CAUSES, 0.0)
         self._cause = "rendezvous"
         self._since = self.started_at = now
-        # Pairs of a step and the seconds of stepping until it was complete.
+        # Pairs of a step and the value of `_seconds["step"]` when it was complete.
         self._uncommitted_steps: deque[tuple[int, float]] = deque(maxlen=MAX_UNCOMMITTED_STEPS)
-        # Seconds of stepping that are committed.
+        # The value of `_seconds["step"]` at the newest committed step.
         self._committed_s = 0.0
-        # Seconds of stepping until the newest report of a step, and between the newest reports.
+        # The value of `_seconds["step"]` at the newest report of a step.
         self._reported_s = 0.0
+        # Seconds of the newest steps.
         self._recent_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        # When the step began that is not complete; None during saves, evaluations and starts.
-        self._busy_since: float | None = None
+        # When the current step began. None during saves, evaluations and starts.
+        self._step_began_at: float | None = None
 
     def add_earlier_seconds(self, seconds: Mapping[str, float]) -> None:
         """Add the seconds by cause of earlier attempts and generations."""
@@ -108,20 +109,20 @@ class Clock:
         if cause in self._seconds:
             self._cause = cause
         if cause not in ("step", "data"):
-            self._busy_since = None
-        elif self._busy_since is None:
-            self._busy_since = now
+            self._step_began_at = None
+        elif self._step_began_at is None:
+            self._step_began_at = now
 
     def record_step(self, step: int, now: float) -> None:
         """Record that `step` was complete at `now`."""
         self._add_elapsed(now)
         self._uncommitted_steps.append((step, self._seconds["step"]))
         self._recent_s.append(self._seconds["step"] - self._reported_s)
-        self._busy_since = now
+        self._step_began_at = now
         self._reported_s = self._seconds["step"]
 
     def record_commit(self, step: int) -> None:
-        """Record that `step` is on storage, so that the seconds of steps until it are committed."""
+        """Record that `step` is on storage, which commits the time of all steps up to it."""
         while self._uncommitted_steps and self._uncommitted_steps[0][0] <= step:
             self._committed_s = self._uncommitted_steps.popleft()[1]
 
@@ -132,7 +133,7 @@ class Clock:
         self._seconds["lost_work"] += lost_s
         self._uncommitted_steps.clear()
         self._recent_s.clear()
-        self._busy_since = None
+        self._step_began_at = None
         self._reported_s = self._seconds["step"]
         self._cause = "down"
 
@@ -150,8 +151,8 @@ class Clock:
     def seconds_by_cause(self, now: float) -> dict[str, float]:
         """Return the seconds by cause until `now`.
 
-        The seconds by which a step is overdue are lost work until it is complete: they are those of
-        a hang, during which goodput would rise if they counted as a step.
+        Until an overdue step is complete, the time by which it is overdue counts as lost work: it
+        may be a hang, during which goodput must not rise.
         """
         self._add_elapsed(now)
         seconds, overdue_s = dict(self._seconds), self._overdue_s()
@@ -160,19 +161,20 @@ class Clock:
         return seconds
 
     def _overdue_s(self) -> float:
-        """Return how long the step that is not complete takes beyond what is usual."""
+        """Return the seconds by which the current step is overdue."""
         if self._cause != "step" or len(self._recent_s) < _MIN_RECENT_STEPS:
             return 0.0
-        return max(0.0, self._seconds["step"] - self._reported_s - self._usual_s())
+        return max(0.0, self._seconds["step"] - self._reported_s - self._overdue_limit_s())
 
     def overdue_since(self, now: float) -> float | None:
-        """Return since when the step takes that is overdue, in monotonic seconds, else None."""
-        if self._busy_since is None or len(self._recent_s) < _MIN_RECENT_STEPS:
+        """Return the monotonic time at which the overdue step began, or None if none is overdue."""
+        if self._step_began_at is None or len(self._recent_s) < _MIN_RECENT_STEPS:
             return None
-        is_overdue = now - self._busy_since > self._usual_s()
-        return self._busy_since if is_overdue else None
+        is_overdue = now - self._step_began_at > self._overdue_limit_s()
+        return self._step_began_at if is_overdue else None
 
-    def _usual_s(self) -> float:
+    def _overdue_limit_s(self) -> float:
+        """Return the seconds after which a step is overdue."""
         return OVERDUE_FACTOR * statistics.median(self._recent_s) + OVERDUE_FLOOR_S
 
     def _add_elapsed(self, now: float) -> None:
@@ -181,7 +183,7 @@ class Clock:
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process started, because its imports are part of the run.
+    """Return the seconds since this process started, which include its imports.
 
     Returns 0 on systems other than Linux.
     """

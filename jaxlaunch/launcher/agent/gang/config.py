@@ -30,7 +30,7 @@ class ConfigError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Place of this host in its gang, and the job.
+    """The job, and the place of this host in its gang.
 
     Attributes:
         leader_address: Host name and port of host 0.
@@ -38,12 +38,12 @@ class Config:
         host: Index of this host among the hosts of all slices.
         uid: Identity of the run.
         generation: Number of the set of pods.
-        pod: Identity of this pod, or host name and process outside of Kubernetes.
+        pod: Identity of this pod; outside of Kubernetes, the host name and the process id.
         job: The job as the agent received it.
         spec_digest: SHA-256 of the job and the train block.
-        handshake_key: Key of the handshake.
-        certificates: Folder of the certificates that encrypt the connections of the gang.
-        pod_ip: Empty outside of Kubernetes.
+        handshake_key: Key that all agents of the run share.
+        certificates: Folder of the certificates for the connections of the gang. None without TLS.
+        pod_ip: Address of the pod. Empty outside of Kubernetes.
         run_dir: Run folder, or the local copy of a bucket. None without one, or if no copy could
             be made.
         has_run_folder: Whether the job has a run folder, even if this host has neither it nor a
@@ -51,10 +51,10 @@ class Config:
         code: An archive, and the folder to unpack it to.
         node: Node of the pod. Empty outside of Kubernetes.
         is_launched: Whether `launcher run` started this agent and reports the end itself.
-        output_patience_s: Seconds for which programs wait for a reader of their output that reads
-            nothing.
+        output_patience_s: Seconds for which programs wait for a stalled reader of their output,
+            before lines are dropped.
         run_started_at: Unix time at which the run started. None if it started with this agent.
-        fault: An error that only this host can see. The leader ends the gang for it.
+        fault: An error that only this host can see, for which the leader ends the gang.
     """
 
     leader_address: tuple[str, int]
@@ -99,11 +99,11 @@ class Config:
 
     @property
     def members(self) -> Members:
-        """Table of ranks of a gang that has lost no host."""
+        """Assignment of ranks to hosts in a gang that has lost no host."""
         return Members(range(self.gang_sizes[-1]), self.job.processes_per_host)
 
     @property
-    def processes(self) -> int:
+    def process_count(self) -> int:
         """Number of processes of a gang that has lost no host."""
         return self.members.process_count
 
@@ -176,7 +176,7 @@ def read_versions() -> dict[str, str | None]:
 def coordinator_warning(config: Config) -> str | None:
     """Return a warning if the coordinator of this JAX does not check the gang's certificates."""
     jax_version = read_versions()["jax"]
-    if config.certificates is None or config.processes == 1 or jax_version is None:
+    if config.certificates is None or config.process_count == 1 or jax_version is None:
         return None
     release = tuple(int(part) for part in jax_version.split(".")[:3] if part.isdecimal())
     if release >= MUTUAL_TLS_JAX:
@@ -207,8 +207,8 @@ def _read_leader_address(environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _read_uid(environ: Mapping[str, str]) -> str:
+    # The agents of one gang recognize each other by this uid.
     uid = environ.get(contract.UID, "")
-    # The agents of one gang recognize each other by it.
     if not uid:
         hint = "`launcher run` sets it, and a JobSet of version 0.10 or later"
         raise ConfigError(f"{contract.UID} is not set; {hint}")
@@ -216,9 +216,10 @@ def _read_uid(environ: Mapping[str, str]) -> str:
 
 
 def _read_handshake_key(environ: Mapping[str, str]) -> bytes:
-    """Return the key of the gang: its secret, if it has one, and the uid of the run.
+    """Return the key of the gang: its secret, if it has one, followed by the uid of the run.
 
-    The uid is part of the key because a secret may outlive the JobSet of that name.
+    The uid is part of the key because the secret may outlive its JobSet and be used again by a
+    JobSet of the same name.
     """
     path = environ.get(contract.GANG_SECRET, "")
     if not path:
@@ -235,7 +236,7 @@ def _read_handshake_key(environ: Mapping[str, str]) -> bytes:
 
 
 def _find_certificates(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the Secret if it has certificates, not the key alone."""
+    """Return the folder of the gang's Secret, or None if it has no certificates."""
     path = environ.get(contract.GANG_SECRET, "")
     folder = Path(path).parent
     return folder if path and (folder / contract.CERTIFICATE).exists() else None
@@ -265,11 +266,11 @@ def _find_tpu_index_conflict(
     return None
 
 
-# Hexadecimal digits of the digest.
+# Hexadecimal digits of the digest of the code.
 DIGEST_DIGITS = 12
-# A folder with more than this has no digest.
+# A code folder with more files or bytes gets no digest.
 _MAX_FILES, _MAX_BYTES = 2000, 16 << 20
-# Folders whose name begins with a dot are left out too.
+# Folders whose name begins with a dot are excluded, too.
 _EXCLUDED_FOLDERS = {"__pycache__", "runs", "node_modules", "venv"}
 
 
@@ -280,19 +281,20 @@ def describe_versions(
 
     The version of JAX is that of the agent's interpreter.
     """
-    described = {
+    record_versions = {
         name: version for name in ("python", "jax") if (version := versions.get(name)) is not None
     }
-    # An image may lack our package.
+    # The package may not be installed in the image.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        described["jaxlaunch"] = importlib.metadata.version("jaxlaunch")
-    return described | code_digest(environ)
+        record_versions["jaxlaunch"] = importlib.metadata.version("jaxlaunch")
+    return record_versions | code_digest(environ)
 
 
 def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the digest of the Python files in the job's code folder, by name and content.
+    """Return `{"code": digest}` of the Python files in the job's code folder.
 
-    The result is empty if the folder is too large or cannot be read.
+    The digest covers names and contents. The result is empty without a code folder, or if it is too
+    large or cannot be read.
     """
     root = environ.get(contract.CODE_ROOT)
     if not root:
@@ -314,8 +316,12 @@ def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
 def _python_files(root: str) -> Iterator[str]:
     file_count = 0
     for parent, folders, names in os.walk(root):
-        shown = [folder for folder in folders if not folder.startswith(".")]
-        folders[:] = [folder for folder in shown if folder not in _EXCLUDED_FOLDERS]
+        # os.walk enters only the folders that stay in this list.
+        folders[:] = [
+            folder
+            for folder in folders
+            if not folder.startswith(".") and folder not in _EXCLUDED_FOLDERS
+        ]
         file_count += len(names)
         if file_count > 10 * _MAX_FILES:
             raise OSError("too many files")

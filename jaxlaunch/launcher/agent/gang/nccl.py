@@ -1,4 +1,4 @@
-"""Diagnosis of a hang by NCCL's RAS subsystem, which answers even if every Python thread is stuck.
+"""Diagnosis of a hang with NCCL's RAS subsystem, which answers even if all Python threads hang.
 
 Since NCCL 2.24, each process that has initialized NCCL runs a RAS thread. It listens on
 localhost:28028 (or `NCCL_RAS_ADDR`), reads lines of text, and answers for all processes of the job
@@ -6,8 +6,8 @@ localhost:28028 (or `NCCL_RAS_ADDR`), reads lines of text, and answers for all p
 which most containers may not read.
 
 The answer is written for people and changes between releases. `describe_faults` parses the forms of
-NCCL 2.24 to 2.32 (src/ras/client_support.cc and the user guide). Other lines are not summarized,
-but the whole text is kept.
+NCCL 2.24 to 2.32 (src/ras/client_support.cc and the user guide). It ignores other lines; the whole
+text is kept in the summary of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-# Faults, and ranks of each, that a summary names.
+# Number of faults that a summary names, and of ranks in each.
 MAX_FAULTS, MAX_RANKS = 6, 10
 _COMMUNICATOR = re.compile(r"(#\d+-\d+) \([0-9a-f]+\) (INCOMPLETE|ERROR|MISMATCH)$")
 _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings|Communicators\b.*)$")
@@ -42,7 +42,10 @@ _OPERATION = re.compile(r"launched up to operation (\d+)$")
 
 
 def should_query_nccl(platform: str, host: int) -> bool:
-    """Return whether a host asks NCCL about a hang. The first two know all processes."""
+    """Return whether a host queries NCCL about a hang.
+
+    Two hosts suffice, because RAS on each of them answers for all processes.
+    """
     return platform == "cuda" and host < 2
 
 
@@ -52,7 +55,7 @@ class RankGroup:
 
     Attributes:
         communicator: Identity of the communicator.
-        subject: Operation whose counts differ.
+        subject: Operation whose counts differ. Empty for other statements.
         statement: Statement about the ranks.
         count: Number of ranks.
         ranks: Ranks that RAS names.
@@ -92,7 +95,7 @@ def describe_faults(text: str) -> str:
 
 
 def _process_faults(text: str) -> Iterator[str]:
-    """Yield the processes that do not answer, or that RAS has given up."""
+    """Yield the processes that do not answer, or that RAS considers dead."""
     state = ""
     for line in text.splitlines():
         if _COMMUNICATOR.match(line):
@@ -133,10 +136,10 @@ def _parse_groups(text: str) -> Iterator[RankGroup]:  # noqa: C901 - a branch pe
 
 
 def _group_faults(groups: list[RankGroup]) -> Iterator[str]:
-    """Yield the groups that are a fault.
+    """Yield the groups that are at fault.
 
-    These are groups that are behind in an operation, all but the largest group of a status, and
-    every error.
+    These are groups that are behind in an operation, all but the largest group with a status, and
+    every group with an error.
     """
     for group in groups:
         key = group.communicator, group.subject
@@ -158,12 +161,11 @@ def _group_faults(groups: list[RankGroup]) -> Iterator[str]:
 
 ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
 RAS_PORT = 28028
-# An answer that takes longer is not awaited.
+# RAS must answer within this time.
 QUERY_TIMEOUT_S = 3.0
-# TIMEOUT is the time in seconds after which RAS answers without the processes that do not answer
-# it.
+# TIMEOUT is the number of seconds for which RAS waits for the other processes.
 RAS_QUERY = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
-# Bytes of an answer. Each communicator without a fault adds one line.
+# Largest size of an answer. Each communicator without a fault adds one line.
 MAX_ANSWER_BYTES = 32_000
 KERNEL_LOG = "/dev/kmsg"
 MAX_XIDS, MAX_XID_AGE_S = 20, 3600.0
@@ -196,8 +198,7 @@ def query_ras(environ: Mapping[str, str], deadline: float) -> str:
     answer = b""
     # The port may be closed, or the address invalid.
     with contextlib.suppress(OSError, ValueError):
-        # A negative timeout is a ValueError, after which `create_connection` leaves its socket
-        # open.
+        # `create_connection` raises ValueError for a negative timeout, and leaks its socket.
         remaining_s = max(deadline - time.monotonic(), 0.0)
         address = _parse_address(environ.get(ADDRESS_VARIABLE, ""))
         with socket.create_connection(address, timeout=remaining_s) as peer:

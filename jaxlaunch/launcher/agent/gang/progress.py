@@ -1,11 +1,11 @@
-"""State of one process, from the lines that it writes to the progress pipe. Pure.
+"""State of one process, from the lines that it writes to the progress pipe.
 
 The pipe may carry any bytes, because any program may write to it. `read_line` turns a line into a
-message, and replaces values of the wrong form by a note for the summary: nothing that a program
-writes may end its agent, or reach the leader in a form that the leader does not expect.
-`RankProgress` follows the messages. It learns how long a step takes, so that a phase that lasts too
-long counts as a hang. `StatusChanges` reduces the statuses of a host to what changed since the last
-message.
+message, and replaces values of the wrong form by a note for the summary. A program can therefore
+neither crash its agent nor send the leader a value of an unexpected form. `RankProgress` applies
+the messages to a `Status`, and learns how long a step takes in order to detect a hang.
+`StatusChanges` reduces the statuses of a host to the fields that changed since its last message.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from jaxlaunch.records.codec import (
 
 # The learned timeout of a step is max(60 s, 10 × median).
 STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0
+# Steps that must be timed before their median is used.
+MIN_TIMED_STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +49,16 @@ class Status:
             trains as it does.
         stepped: Whether the rank reported a step in this attempt.
         first_step: First step that the rank trains, the one after the restored step.
-        left: Whether the interpreter is exiting by itself.
+        left: Whether the interpreter exits by itself, and was not killed.
         joining: Whether jax.distributed.initialize waits for the other ranks.
-        waits: Whether the process is in JAX's shutdown barrier, in which it waits for the others.
+        waits: Whether the process waits for the other ranks in JAX's shutdown barrier.
         leaving_code: Code of its last sys.exit.
         done: Whether the program has finished.
-        processes: Processes with which the program used JAX, 0 if it has not said so.
+        processes: Number of processes with which the program used JAX, 0 if not yet reported.
         jax: Version of JAX that the program imported.
-        own: Thousandths of its steps that the rank spends on data and on the host, by itself.
-        stopped: Report of a stop.
+        own: Thousandths of its step time that the rank spends on data and host work, during which
+            it does not wait for other ranks.
+        stopped: Report of the rank on a requested stop: what it saved.
         exit: Exit code, or minus the signal. None while the process lives.
     """
 
@@ -88,7 +91,7 @@ class Status:
         return dict(vars(self))
 
     def with_changes(self, fields: Mapping[str, Any]) -> Status:
-        """Return the status with these fields of a message, without unknown ones.
+        """Return the status with these fields of a message. Unknown fields are ignored.
 
         Raises:
             MalformedError: A field has the wrong form.
@@ -169,7 +172,7 @@ def parse_rank_range(key: str, host_ranks: range) -> range:
 
 
 class RunningTimeout(NamedTuple):
-    """A timeout that is running: its key in the job's `timeouts`, its length and its age."""
+    """A timeout that has started: its key in the job's `timeouts`, its length and its age."""
 
     key: str
     limit_s: float
@@ -177,15 +180,15 @@ class RunningTimeout(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """Seconds until it passes; negative once it has."""
+        """Seconds until the timeout expires; negative once it has."""
         return self.limit_s - self.elapsed_s
 
 
 class RankProgress:
-    """Follows the reports of one process. The caller passes the time in monotonic seconds.
+    """State of one process by its reports. The caller passes the time in monotonic seconds.
 
-    A process that has a `phase` from the start is the built-in trainer. Its exit codes are those of
-    the contract, even if it ends without a report.
+    A process with an initial `phase` is the built-in trainer: its exit codes are those of the
+    contract, even if it ends without a report.
     """
 
     def __init__(self, now: float, phase: str | None = None) -> None:
@@ -193,9 +196,9 @@ class RankProgress:
         self._first_phase = phase
         self.has_hello = False
         self._started_at = self._phase_since = now
-        # Seconds in the phase "step" since the last step was complete.
+        # Seconds in the phase "step" since the last complete step.
         self._stepping_s = 0.0
-        self._steps_s: deque[float] = deque(maxlen=64)
+        self._step_times_s: deque[float] = deque(maxlen=64)
 
     def take_message(self, message: Mapping[str, Any], now: float) -> None:
         """Apply one message of the progress pipe; unknown keys are ignored."""
@@ -221,7 +224,7 @@ class RankProgress:
     def reset_interpreter(self, now: float) -> None:
         """Reset the progress for a new interpreter, of the same process or of another."""
         self._phase_since, self._stepping_s = now, 0.0
-        self._steps_s.clear()
+        self._step_times_s.clear()
         fields = {"phase": self._first_phase, "trainer": self._first_phase is not None}
         flags = dict.fromkeys(("left", "joining", "waits", "done"), False)
         self._update_status(**fields, **flags, jax=None)
@@ -237,30 +240,31 @@ class RankProgress:
             return None
         has_default = timeouts_s.get("done") == contract.TIMEOUTS_S["done"]
         if phase == "done" and self._first_phase is None and has_default:
-            # After its last step, a program of the user has only the timeout that the job sets.
+            # The default timeout after the last step is for the trainer; a program of the user has
+            # one only if its job sets it.
             return None
         if phase != "step" or timeouts_s.get("step") is not None:
             return timeouts_s.get(phase)
-        if len(self._steps_s) < 3:
+        if len(self._step_times_s) < MIN_TIMED_STEPS:
             # The first steps still connect, tune and compile.
             return timeouts_s.get("compile")
-        return max(STEP_FLOOR_S, STEP_FACTOR * statistics.median(self._steps_s))
+        return max(STEP_FLOOR_S, STEP_FACTOR * statistics.median(self._step_times_s))
 
     def find_deadline(
         self, timeouts_s: Mapping[str, float | None], now: float
     ) -> RunningTimeout | None:
-        """Return the timeout that passes first: of the phase, or of the start of the program."""
-        running = []
+        """Return the timeout that expires first: of the phase, or until the first step."""
+        timeouts = []
         if (limit_s := self.timeout_s(timeouts_s)) is not None:
             elapsed_s = now - self._phase_since
-            running.append(RunningTimeout(self.status.phase or "", limit_s, elapsed_s))
+            timeouts.append(RunningTimeout(self.status.phase or "", limit_s, elapsed_s))
         has_begun = self.status.stepped or self.status.is_ending
         if (limit_s := timeouts_s.get(contract.FIRST_STEP)) is not None and not has_begun:
-            running.append(RunningTimeout(contract.FIRST_STEP, limit_s, now - self._started_at))
-        return min(running, key=lambda timeout: timeout.left_s, default=None)
+            timeouts.append(RunningTimeout(contract.FIRST_STEP, limit_s, now - self._started_at))
+        return min(timeouts, key=lambda timeout: timeout.left_s, default=None)
 
     def _apply_hello(self, sender: Any, jax: Any, now: float) -> None:
-        """Apply the first message of an interpreter: from its `site`, or from the trainer."""
+        """Apply the first message of an interpreter. The sender is the site hook or the trainer."""
         if self.has_hello and sender == "site" and jax is None:
             self.reset_interpreter(now)
         self.has_hello = True
@@ -277,7 +281,7 @@ class RankProgress:
             self._phase_since = now
             self._update_status(waits=message["waits"])
         if "atexit" in message:
-            # `sh -c` may start a program that joins before one that does not.
+            # The programs of `sh -c` run one after another, and only one of them may have joined.
             processes = max(self.status.processes, message.get("processes", 0))
             code = message.get("code")
             self._update_status(left=True, processes=processes, leaving_code=code)
@@ -296,14 +300,14 @@ class RankProgress:
         )
 
     def _record_step_time(self, step: int | None, now: float) -> None:
-        """Record the time of a step, without the waits between two steps."""
+        """Record the time of a step, without the other phases between two steps."""
         previous_step = self.status.step
         if self.status.phase == "step":
             self._stepping_s += now - self._phase_since
         has_advanced = step is not None and previous_step is not None and step > previous_step
         if has_advanced and self._stepping_s > 0:
             # One report may cover several steps.
-            self._steps_s.append(self._stepping_s)
+            self._step_times_s.append(self._stepping_s)
         if step != previous_step:
             self._stepping_s = 0.0
 
@@ -313,21 +317,22 @@ class RankProgress:
 
 # Key of the line with which the forked agent reports that exec failed.
 UNSTARTABLE = "unstartable"
+# The beginning of a message, by its first key.
 _MESSAGE_START = re.compile(
     rb'\{"(?:hello|role|phase|total|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|own|'
     rb'refusal|atexit|waits|child|stops|unstartable)": ?'
 )
-# Characters of a phase or a version, which are in every heartbeat.
+# Largest length of a phase or a version, both of which are in every heartbeat.
 MAX_LABEL_CHARS = 100
-# Places in one line where a message may begin, from the end of the line. Decoding each may read
-# the whole line.
+# Number of possible message starts in one line that are tried, from the end of the line. Each try
+# may decode the whole line.
 MAX_MESSAGE_STARTS = 8
-# Bytes as JSON: a heartbeat with metrics must fit a message between agents.
+# Largest size of the metrics as JSON: a heartbeat with metrics must fit into one message.
 MAX_METRICS_BYTES = 32 * 1024
 
 
 def read_line(line: bytes, rank: int) -> dict[str, Any]:
-    """Return the valid values in a line of a rank, with a `note` about invalid ones."""
+    """Return the valid fields in a line of a rank, with a `note` about an invalid one."""
     try:
         decoded = _decode_line_end(line)
     except ValueError:
@@ -340,11 +345,11 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
         return {"note": f"{text}, which is not a JSON object"}
     message: dict[str, Any] = {}
     for key, value in decoded.items():
-        if key not in _READERS:
-            # A newer contract may have more keys.
+        if key not in _FIELD_READERS:
+            # A program with a newer jaxlaunch may send more keys.
             continue
         try:
-            field = _READERS[key](value)
+            field = _FIELD_READERS[key](value)
             is_record = isinstance(field, _Error | _Refusal | _Stopped | _ChildEnd)
             message[key] = dataclasses.asdict(field) if is_record else field
         except MalformedError as error:
@@ -355,10 +360,12 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
 
 
 def _decode_line_end(line: bytes) -> Any:
-    """Decode a line, or the message that follows half a line of a process that has ended.
+    """Decode a line, or the message at its end.
+
+    A process that was killed may have left half a line, which the next message then continues.
 
     Raises:
-        ValueError: There is no value in it.
+        ValueError: The line contains no message.
     """
     starts = [match.start() for match in _MESSAGE_START.finditer(line, 1)]
     for start in [0, *reversed(starts[-MAX_MESSAGE_STARTS:])]:
@@ -448,4 +455,4 @@ class _Line:
     unstartable: str
 
 
-_READERS = codec.field_readers(_Line)
+_FIELD_READERS = codec.field_readers(_Line)

@@ -1,4 +1,4 @@
-"""Protocol between host 0 and the others: handshake, admission, messages. Pure except for nonces.
+"""Protocol between host 0 and the other hosts: handshake, admission and messages.
 
 A host and its leader prove to each other that they have the key of the run, which is never sent:
 
@@ -12,8 +12,8 @@ compute the proof of the same bytes. The handshake protects against strangers th
 against those that can change data in transit.
 
 A host may run a damaged or an older agent, so both sides check every message strictly: a malformed
-message ends the connection, but not the agent. The reports about ranks are in gang/root_cause
-(events) and gang/progress (statuses).
+message ends the connection, but not the agent. The reports about ranks are defined in
+gang/root_cause (events) and gang/progress (statuses). This module does no I/O.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ class Hello:
     """First message of an agent to the leader.
 
     Attributes:
+        versions: Versions that must be equal on all hosts, from `read_versions`.
+        spec: Digest of the job, which must be equal on all hosts.
+        fault: An error that only this host can see, for which the leader ends the gang.
         attempt: Last attempt that the host took part in. A leader that replaced another may not
             know it.
         saved: Newest step on storage that the host knows of.
@@ -97,7 +100,7 @@ class Hello:
 
     @property
     def description(self) -> str:
-        """The host with its hostname, node and pod, for a message."""
+        """The host with its hostname, node and pod, for use in a sentence."""
         node = f" on {self.node}" if self.node else ""
         return f"host {self.host} ({self.hostname}{node}, pod {self.pod})"
 
@@ -131,15 +134,15 @@ def find_refusal(
     *,
     replaces: bool = False,
 ) -> Refusal | None:
-    """Return why a host may not join, with both values that differ, or None if it may.
+    """Return the reason why a host may not join, or None if it may.
 
     Args:
         hello: Hello of the host.
         leader: Hello of host 0 itself.
         joined: Hellos of the hosts that have joined.
         host_count: Number of hosts.
-        replaces: Whether lost hosts are replaced. The loss of the previous pod may then not be
-            known yet.
+        replaces: Whether lost hosts are replaced. The previous pod of the host may then still
+            count as joined, so the new pod may try again.
     """
     name = hello.description
     if hello.generation != leader.generation:
@@ -171,7 +174,11 @@ MessageText = Annotated[str, max_length(4_000)]
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """Message of host 0 that admits a host."""
+    """Message of host 0 that admits a host.
+
+    Attributes:
+        epoch: Random identity of this leader process, which every later message carries.
+    """
 
     epoch: Annotated[str, max_length(64)]
 
@@ -192,7 +199,7 @@ class Start:
     Attributes:
         attempt: Number of the attempt.
         coordinator: Address of JAX's coordinator.
-        start: Number of this start of the run.
+        start: Number of this start of the run, which selects the folder of its logs.
         members: Assignment of ranks to hosts.
         saved: Newest step that earlier attempts saved, 0 if they only trained, or None if none did.
     """
@@ -206,7 +213,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class AttemptVerdict:
-    """Message of host 0 that ends an attempt: a host kills its processes."""
+    """Message of host 0 that ends an attempt. The receiving host kills its processes."""
 
     attempt: NonNegativeInt
     verdict: Verdict
@@ -214,7 +221,12 @@ class AttemptVerdict:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Message of host 0 that lets a host exit, `alone` if another takes its place."""
+    """Message of host 0 that lets a host exit.
+
+    Attributes:
+        verdict: Verdict on the run, or on the attempt if only this host leaves.
+        alone: Whether only this host leaves and another takes its place.
+    """
 
     verdict: Verdict
     alone: bool = False
@@ -222,17 +234,17 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """State of all hosts, for their metrics and for the record of host 1.
+    """State of all hosts, for their metrics and for the record that host 1 writes without host 0.
 
     Attributes:
         attempt: Number of the attempt.
         of: Progress of the attempt.
         seconds: Seconds of the run by cause.
         unsafe_s: Seconds of steps since the last commit.
-        foremost: Newest step of any rank.
+        foremost: Step of the foremost rank, as `RankStatuses.settled_step` returns it.
         silence_s: Seconds since the last message of the host that has been silent for longest.
-        ended: Attempts that ended, by cause.
-        left: Restarts that are left, by limit.
+        ended: Number of attempts that ended, by cause.
+        left: Number of restarts that are left, by limit.
         code: Exit code of the last attempt.
     """
 
@@ -249,14 +261,19 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """Message that shows that host 0 lives."""
+    """Heartbeat of host 0."""
 
     gang: State
 
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Message of a host that was told to stop, or that exceeds its disk limit."""
+    """Message of a host that received a signal to stop.
+
+    Attributes:
+        excess: The disk limit that the host exceeds, for which the kubelet evicts its pod.
+        is_interrupt: Whether the signal was a Ctrl-C.
+    """
 
     excess: DiskExcess | None = None
     is_interrupt: bool = False
@@ -275,7 +292,7 @@ _NONCE_CHARS = 2 * NONCE_BYTES
 
 
 class HandshakeError(Exception):
-    """A message of the handshake is not from a holder of the key."""
+    """A message of the handshake is malformed, or its sender does not have the key."""
 
 
 class _Handshake:

@@ -1,9 +1,9 @@
-"""Root cause of a failed attempt among many symptoms, and the verdict on it. Pure.
+"""Root cause of a failed attempt among many symptoms, and the verdict on it.
 
 When a rank dies, its peers fail within milliseconds, with broken connections and aborts. Each event
-therefore has a `Closeness`, which says how close it can be to the cause. The closest event explains
-the others, and among equals the first to arrive. An event is believed only after `settle_s`,
-because a closer one may still be on its way.
+therefore has a `Closeness`, which ranks how close it can be to the cause. The closest event
+explains the others; of several equally close events, the first to arrive does. An event is believed
+only after `settle_s`, because a closer one may still be on its way. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from jaxlaunch.records.verdict import (
     verdict_for_code,
 )
 
-# How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the
-# coordination service). Phrases, not a pattern: when a host dies thousands of ranks send 16,000
-# characters each.
+# Phrases in the output of surviving ranks after a peer died (jax 0.10 and 0.11: Gloo, NCCL, gRPC,
+# the coordination service). Searching for phrases is faster than a regular expression, and the
+# leader may receive 16,000 characters from each of thousands of ranks.
 ECHO_PHRASES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -51,13 +51,13 @@ ECHO_PHRASES = (
     "heartbeat",
     "barrier",
 )
-# As gRPC writes them. In lower case they would match "Fatal Python error: Aborted", which every
-# abort prints.
+# Status codes as gRPC writes them. The comparison is case-sensitive, because every abort prints
+# "Fatal Python error: Aborted".
 GRPC_STATUSES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 # Gloo prints this at every start, so it is not a fault.
 GLOO_BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")
-# A program that ends itself prints one of these before it aborts. JAX prints none when it aborts a
-# peer.
+# A program that aborts because of its own fault prints one of these phrases. JAX prints none of
+# them when it aborts a peer.
 ASSERTION_PHRASES = (
     "assertion failed",
     "' failed.",
@@ -67,18 +67,18 @@ ASSERTION_PHRASES = (
     "panicked at",
 )
 TRACEBACK_START = "Traceback (most recent call last)"
-# The last lines of a program without a traceback that are searched for phrases.
+# If the output has no traceback, this many of its last lines are searched for phrases.
 OUTPUT_TAIL_LINES = 5
-# Exceptions that can be an echo before the first step, when the messages of a user's own exceptions
-# may say anything: connection errors of the operating system, and with a phrase of a peer's death
-# also other errors of JAX and the operating system. Gloo raises ValueError.
+# Before the first step, an exception counts as an echo only if it is one of JAX_OR_OS_ERRORS or a
+# ValueError of Gloo, and its message has a phrase of a peer's death. The user's own exceptions may
+# contain the same words.
 CONNECTION_ERRORS = frozenset(
     {"ConnectionError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
     | {"BrokenPipeError", "TimeoutError"}
 )
 JAX_OR_OS_ERRORS = CONNECTION_ERRORS | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
-# Exceptions of libraries for HTTP and storage that a network or a server causes, by their names and
-# by what they print. Another attempt may succeed.
+# Names and messages of exceptions of HTTP and storage libraries that a network or a server causes.
+# Another attempt may succeed.
 TRANSIENT_NAMES = re.compile(
     r"Connect|Timeout|TimedOut|Unavailable|TooManyRequests|MaxRetry|Transport|gaierror|SSLError"
     r"|IncompleteRead|RemoteDisconnected|ServerError|InternalError|RpcError|RetryError"
@@ -94,8 +94,7 @@ TRANSIENT_ERRNOS = frozenset(
     | {errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 )
 GLOO_ERROR = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
-# The rank whose heartbeats JAX's coordination service misses, in the output of the ranks that it
-# aborts for that.
+# JAX's coordination service prints the rank whose heartbeats it misses, and then aborts the others.
 MISSED_HEARTBEAT = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
 # JAX's own message, which it prints on every rank before it aborts them all.
 SHUTDOWN_TIMEOUT = re.compile(r"Barrier timed out\. Id: Shutdown::")
@@ -106,11 +105,11 @@ FULL_DISK = re.compile(
 ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
 # Exit codes of a shell for a command that it cannot start.
 COMMAND_NOT_FOUND_CODES = (126, 127)
-# Characters of the first line of an exception.
+# Largest length of the first line of an exception in a verdict.
 MESSAGE_CHARS = 500
-# Characters of a traceback or a log's end that a verdict keeps.
+# Largest length of a traceback, or of the end of the output, in a verdict.
 TAIL_CHARS = 8_000
-# Events of each closeness that are kept whole, and characters of each text that the others keep.
+# The first events of each closeness are kept whole. Texts of later ones are cut to this length.
 MAX_UNCUT_EVENTS, TRUNCATED_CHARS = 64, 500
 
 
@@ -125,7 +124,7 @@ class EventKind(str, enum.Enum):
             with 0.
         LOST: The connection to a host's agent was lost.
         HANG: A phase of a rank exceeded its timeout.
-        GONE: The program of a rank was killed, and its wrapper runs on or does not tell how.
+        GONE: The program of a rank was killed, and its wrapper continues or hides the signal.
         UNSTARTABLE: The command could not be started.
     """
 
@@ -140,16 +139,16 @@ class EventKind(str, enum.Enum):
 
 
 class Closeness(enum.IntEnum):
-    """Distance that an event can have from the cause; the smallest wins."""
+    """Distance of an event from the cause; the event with the smallest one explains the others."""
 
     CAUSE = 0
     HOST = 1
     # JAX aborts the peers of a host that died, and may do so without a message.
     ABORT = 2
-    # An exit code alone: the program of a peer that reports nothing ends with one too.
+    # An exit code without a report. The program of a peer may end with one, too.
     EXIT = 3
     HANG = 4
-    # Not a fault in itself: a rank that ended without an error has finished. It explains echoes.
+    # A rank ended without an error. This is no fault, but it explains echoes of ranks that need it.
     LEFT = 5
     ECHO = 6
 
@@ -159,12 +158,12 @@ SETTLE_S: Mapping[Closeness, float] = {
     Closeness.CAUSE: 0.0,
     # A dying host may still have sent the exception of its rank.
     Closeness.HOST: 0.5,
-    # It is believed once every other host has sent a message.
+    # An abort is believed once every other host has sent a message.
     Closeness.ABORT: 0.0,
-    # What broke the connections of a peer is reported at the same time.
+    # If the connections of a peer broke, the cause is reported at about the same time.
     Closeness.EXIT: 0.5,
     Closeness.LEFT: 1.0,
-    # The leader has collected the stacks by then.
+    # When the leader adds a hang, it has collected the stacks already.
     Closeness.HANG: 0.0,
     Closeness.ECHO: 2.0,
 }
@@ -186,11 +185,11 @@ class Event:
         lost: The lost host (LOST).
         hang: Facts of the timeout (HANG).
         peers: Failure of the peers that gave up waiting for the rank (HANG).
-        unseen_s: Seconds since the last sign of life (HANG, LOST).
+        unseen_s: Seconds from the last sign of life to the event (HANG, LOST).
         is_alone: Whether the process has no peers whose death it could echo.
-        requeue: Restart for which the exit code asks (EXIT, LEFT).
-        is_handled: Whether a wrapper that started the program may handle it (ERROR, EXIT, GONE).
-            Alone it is not a fault, but it explains those of the peers.
+        requeue: Kind of restart that the job assigns to the exit code (EXIT, LEFT).
+        is_handled: Whether a wrapper of the program may handle the failure (ERROR, EXIT, GONE).
+            The event alone is then no fault, but it can explain faults of the peers.
     """
 
     kind: EventKind
@@ -258,7 +257,7 @@ def event_closeness(event: Event) -> Closeness | None:
         return None
     if event.is_alone:
         return Closeness.CAUSE
-    # A shell passes the signal on as the second.
+    # The second code is how a shell reports the signal.
     if event.exit in (-signal.SIGABRT, 128 + signal.SIGABRT):
         text = GLOO_BANNER.sub("", event.text)
         if describes_peer_death(text):
@@ -273,9 +272,9 @@ def _exit_code_closeness(event: Event) -> Closeness:
     if (status.trainer and event.exit in contract.OUTCOMES) or is_signal_exit_code(event.exit):
         return Closeness.CAUSE
     if _has_site_hook(status):
-        # Our hook would have reported an exception.
+        # The site hook would have reported an exception.
         return Closeness.EXIT
-    # The last traceback in the output, else the last lines.
+    # The excerpt is the last traceback in the output, or else the last lines.
     excerpt = GLOO_BANNER.sub("", event.text)
     traceback_start = excerpt.rfind(TRACEBACK_START)
     if traceback_start >= 0:
@@ -290,21 +289,25 @@ def _exit_code_closeness(event: Event) -> Closeness:
 
 
 def shell_exit_code(event: Event) -> int:
-    """Return the exit code of a program as a shell reports it, or the announced one."""
+    """Return the exit code of a program as a shell reports it.
+
+    A program that is still exiting (LEFT) has announced its code.
+    """
     if event.kind is EventKind.LEFT:
         return event.status.leaving_code or 0
     return event.exit if event.exit >= 0 else contract.FIRST_SIGNAL_CODE - event.exit
 
 
 def is_signal_exit_code(code: int) -> bool:
-    """Return whether a shell passes a signal on with this exit code; 255 is `exit(-1)`."""
+    """Return whether a shell uses this exit code for a signal. 255 is `exit(-1)`."""
     return 128 < code <= 128 + MAX_SIGNAL
 
 
 def settle_s(event: Event, closeness: Closeness) -> float:
     """Return how long to wait for something closer to the cause.
 
-    A program without our hook may have ended for any reason, so it waits as long as an echo.
+    The exit code of a program without our site hook may have any reason, so it settles as slowly as
+    an echo.
     """
     if closeness is Closeness.EXIT and not _has_site_hook(event.status):
         closeness = Closeness.ECHO
@@ -319,7 +322,7 @@ def _has_site_hook(status: Status) -> bool:
 def _error_closeness(event: Event) -> Closeness | None:
     code = event.error.get("code")
     if event.status.trainer and code == contract.PREEMPTED:
-        # The trainer ends like this after a SIGTERM.
+        # The trainer ends with this code after a SIGTERM.
         return None
     if not _is_user_fixable(event) and _is_echo(event):
         return Closeness.ECHO
@@ -331,13 +334,13 @@ def _error_closeness(event: Event) -> Closeness | None:
 
 
 def _is_user_fixable(event: Event) -> bool:
-    """Return whether an exception comes from the trainer, with a message for the user."""
+    """Return whether an exception has a code of the contract that the user can fix."""
     code = event.error.get("code")
     return isinstance(code, int) and contract.outcome_for_code(code).is_user_fixable
 
 
 def _is_echo(event: Event) -> bool:
-    """Return whether an exception can come from the death of a peer."""
+    """Return whether the death of a peer can have caused an exception."""
     error_type, message = event.error.get("type"), str(event.error.get("message", ""))
     if event.is_alone or not describes_peer_death(message):
         return False
@@ -346,7 +349,7 @@ def _is_echo(event: Event) -> bool:
 
 
 class Symptoms:
-    """Events of an attempt by closeness, so that the nearest one is found quickly."""
+    """Events of an attempt by closeness, so that the closest one is found quickly."""
 
     def __init__(self) -> None:
         self._events = {close: list[tuple[float, Event]]() for close in Closeness}
@@ -356,7 +359,7 @@ class Symptoms:
         self._count = 0
 
     def add(self, event: Event, now: float) -> None:
-        """Add an event that arrived at `now`, unless it is not a fault."""
+        """Add an event that arrived at `now`, unless `event_closeness` says that it is no fault."""
         level = event_closeness(event)
         if level is None:
             return
@@ -369,7 +372,7 @@ class Symptoms:
         level_events.append((now, event))
 
     def has_other_than(self, level: Closeness) -> bool:
-        """Return whether there is an event of another closeness."""
+        """Return whether there is an event of a closeness other than `level`."""
         return any(events for other, events in self._events.items() if other is not level)
 
     def events_at(self, *levels: Closeness) -> list[Event]:
@@ -404,7 +407,7 @@ class Symptoms:
 
 
 def find_root_cause(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
-    """Return the event that explains the others, which are passed by time of arrival."""
+    """Return the event that explains the others. They are passed in the order of arrival."""
     symptoms = Symptoms()
     for event in events:
         symptoms.add(event, 0.0)
@@ -422,14 +425,14 @@ def verdict_for_event(event: Event) -> Verdict:
     has_output = event.kind in kinds_with_output
     text = event.error.get("traceback") if event.kind is EventKind.ERROR else event.text
     traceback = None
-    without_output = (FailureKind.LEFT_EARLY, FailureKind.REQUEUED)
-    if text and has_output and facts.kind not in without_output:
+    failures_without_output = (FailureKind.LEFT_EARLY, FailureKind.REQUEUED)
+    if text and has_output and facts.kind not in failures_without_output:
         traceback = str(text)[-TAIL_CHARS:]
     return verdict_for_code(_gang_exit_code(event, facts), facts, traceback=traceback, **location)
 
 
 def failure_for_event(event: Event) -> Failure:
-    """Return what happened to the rank or the host of an event."""
+    """Return the failure that an event reports, with its rank, phase and step."""
     facts = _failure_without_rank(event)
     if facts.kind in (FailureKind.HOST_LOST, FailureKind.HEARTBEATS_MISSED):
         return facts
@@ -440,7 +443,7 @@ def failure_for_event(event: Event) -> Failure:
 
 
 def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per kind of failure
-    """Return the failure without the rank and its place."""
+    """Return the failure that an event reports, without its rank, phase and step."""
     if event.kind is EventKind.LOST:
         lost_hosts = () if event.lost is None else (event.lost,)
         return Failure(FailureKind.HOST_LOST, lost_hosts=lost_hosts)
@@ -483,7 +486,12 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
 
 
 def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> ExceptionFacts:
-    """Return an exception as facts. If `is_sentence`, the trainer wrote its message for people."""
+    """Return the facts about an exception.
+
+    Args:
+        error: Type, message, traceback and code of the exception.
+        is_sentence: Whether the trainer wrote the message for people, so that it is kept whole.
+    """
     name, text = str(error.get("type", "an error")), str(error.get("message", "")).strip()
     first_line = text.splitlines()[0][:MESSAGE_CHARS] if text else ""
     message = contract.join_lines(text) if is_sentence else first_line
@@ -515,7 +523,7 @@ def verdict_for_lost_leader(
     """Return the verdict of a host that has lost host 0.
 
     Args:
-        reason: Why the connection was lost.
+        reason: Reason for the loss of the connection.
         rank: Rank for the verdict.
         statuses: Statuses of the host's own ranks.
         committed_step: Newest step on storage that host 0 has reported.
@@ -541,7 +549,7 @@ def verdict_for_lost_leader(
 
 
 def _gang_exit_code(event: Event, facts: Failure) -> int:
-    """Return the gang's exit code: the trainer's if the contract has it, else 70 or 83."""
+    """Return the gang's exit code: the trainer's if it is one of the contract, else a crash."""
     if facts.verdict_code is not None:
         return facts.verdict_code
     program_code = event.error.get("code") if event.kind is EventKind.ERROR else event.exit
@@ -549,7 +557,7 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
     if event.status.phase is not None and not event.status.stepped:
         crash_code = contract.STARTUP
     if event_closeness(event) is Closeness.ECHO and program_code != contract.STORAGE:
-        # The cause of the broken connection may be temporary.
+        # Another attempt may succeed, because the cause of the broken connection may be temporary.
         return contract.CRASH
     # A program of the user may end with any code, but the code of an exception is the contract's.
     is_contract_code = event.status.trainer or event.kind is EventKind.ERROR

@@ -1,16 +1,16 @@
 """Temporary folders of an agent.
 
-`SiteFolder` has the site hook that child processes load, their sockets and their stacks. The files
-are copied there because the agent may run from a zipapp, from which its children cannot import.
+`SiteFolder` holds the site hook that child processes load, and their sockets and stacks. The hook
+is copied there because the agent may run from a zipapp, from which its children cannot import.
 
-`RemoteFolder` is the local copy of a run folder whose job has its checkpoints in a bucket. The
-agent itself has no client for buckets: `trainer/buckets/mirror` copies the files in another
-process. In an image without the trainer, the job runs without a record of earlier attempts.
+`RemoteFolder` is the local copy of a run folder that is in a bucket. The agent itself has no client
+for buckets: `trainer/buckets/mirror` copies the files in another process. In an image without the
+trainer, the job runs without a record of earlier attempts.
 
 An agent that is killed leaves its folders behind, and the next agent of the same user removes them.
-The user of a folder holds a lock on a file in it, which the kernel releases when the process dies.
-Versions before November 2026 held no lock: their folders are removed a week after the last change,
-unless an environment variable of a process names them.
+A process that uses a folder holds a lock on a file in it, which the kernel releases when the
+process dies. Versions before November 2026 held no lock: their folders are removed a week after the
+last change, unless an environment variable of a process names them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_folder(infix: str = "", parent: str | None = None) -> tuple[str, int]:
     draft = os.path.join(path, f"{LOCK_FILE}.draft")
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    # The file gets its name when it is locked, so that no other agent can take the lock first.
+    # The file gets its final name only once it is locked, so that no other agent can lock it first.
     os.rename(draft, os.path.join(path, LOCK_FILE))
     return path, lock
 
@@ -69,26 +69,26 @@ def sweep_folders() -> None:
 def _remove_unused_folder(folder: str) -> None:
     """Remove a folder of this user if its lock can be taken."""
     try:
-        status = os.lstat(folder)
+        folder_stat = os.lstat(folder)
     except OSError:
         # Another agent has removed it in the meantime.
         return
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+    if not stat.S_ISDIR(folder_stat.st_mode) or folder_stat.st_uid != os.geteuid():
         return
     try:
         lock = regular_files.open_regular(
             os.path.join(folder, LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW
         )
     except FileNotFoundError:
-        # The folder is gone, belongs to an older version, or to an agent that was killed while it
+        # The folder is gone, or is from an older version, or from an agent that was killed while it
         # created the folder.
-        is_old = time.time() - status.st_mtime > UNLOCKED_MAX_AGE_S
+        is_old = time.time() - folder_stat.st_mtime > UNLOCKED_MAX_AGE_S
         if is_old and _is_agent_folder(folder) and not _is_in_environ(folder):
             shutil.rmtree(folder, ignore_errors=True)
         return
     except OSError:
         return
-    # The folder may be in use.
+    # An OSError means that the folder is in use.
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +96,7 @@ def _remove_unused_folder(folder: str) -> None:
 
 
 def _is_agent_folder(folder: str) -> bool:
-    """Return whether an agent created the folder, and not a user who chose a similar name."""
+    """Return whether an agent created the folder. A user may have chosen a similar name."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -115,28 +115,31 @@ def _is_in_environ(folder: str) -> bool:
 
 
 STANDBY_SCRIPT = "standby.py"
-# Files of launcher/agent/site.
+# Files of launcher/agent/site that children load.
 HOOK_FILES = ("sitecustomize.py", "reporter.py", "jaxhook.py", "wrappers.py", STANDBY_SCRIPT)
-# Files of jaxlaunch.
+# Files of jaxlaunch that the site hook loads.
 CONTRACT_FILE, ISOLATED_FILE = "contract.py", "isolated.py"
-# This folder comes last on a program's sys.path, for images without our package.
+# This folder comes last on the sys.path of a program, for images without jaxlaunch.
 FALLBACK_FOLDER = "fallback"
-# Modules of jaxlaunch without subpackages. With an editable installation, a program's `jaxlaunch`
-# is this folder, and the finder of the installation resolves only the direct children of a package.
+# These modules must not be in subpackages: with an editable installation, `jaxlaunch` of a program
+# is this folder, and the finder of the installation resolves only direct children of a package.
 FALLBACK_FILES = ("__init__.py", "reporting.py", "samples.py", "atomic_file.py")
-# sun_path holds 108 bytes on Linux.
+# sockaddr_un.sun_path holds 108 bytes on Linux.
 MAX_SOCKET_PATH = 100
 
 
 class SiteFolder:
-    """The temporary folder of an agent, with `site`, which is first on a child's PYTHONPATH."""
+    """The temporary folder of an agent.
+
+    Its folder `site` comes first on the PYTHONPATH of every child process.
+    """
 
     def __init__(self) -> None:
         is_long = len(tempfile.gettempdir()) > MAX_SOCKET_PATH - 40
         sweep_folders()
         self._folder, self._lock = make_folder(parent="/tmp" if is_long else None)
         self._numbers = itertools.count()
-        self.site = os.path.join(self._folder, "site")
+        self.site = os.path.join(self._folder, SITE_FOLDER)
         os.mkdir(self.site)
         for name in HOOK_FILES:
             self._copy_resource("jaxlaunch.launcher.agent", f"site/{name}", name)
@@ -147,15 +150,20 @@ class SiteFolder:
             self._copy_resource("jaxlaunch", name, f"{FALLBACK_FOLDER}/jaxlaunch/{name}")
 
     def new_path(self, suffix: str) -> str:
-        """Return a path in the folder that was not returned before."""
+        """Return a path in the folder that no earlier call returned."""
         return os.path.join(self._folder, f"{next(self._numbers)}.{suffix}")
 
     def module_command(self, module: str) -> list[str]:
-        """Return the command that runs one of our modules, which no file of the user can shadow."""
+        """Return a command that runs a module of jaxlaunch, which no user's file can shadow."""
         return isolated.build_command(module, script=os.path.join(self.site, ISOLATED_FILE))
 
     def standby_command(self, module: str, descriptor: int) -> list[str]:
-        """Return the command of a process that imports a module and waits for its environment."""
+        """Return the command of a standby process, which waits to run a module.
+
+        Args:
+            module: The module.
+            descriptor: Descriptor on which the process receives its environment.
+        """
         script = os.path.join(self.site, STANDBY_SCRIPT)
         return [*self.module_command(script), str(descriptor), module]
 
@@ -171,24 +179,24 @@ class SiteFolder:
             file.write(data)
 
 
-# The time to import the client of the object store and to download a few small files.
+# Time to import the client of the object store and to download a few small files.
 START_TIMEOUT_S = 60.0
-# The time to upload what is new. The kubelet kills the pod earlier if its grace period ends.
+# Time to upload the newest files. The kubelet may kill the pod earlier, after its grace period.
 CLOSE_TIMEOUT_S = 20.0
-# The time to download the logs of ranks that move to this host. A host must not be silent for
-# longer.
+# Time to download the logs of ranks that move to this host. This blocks the event loop, so it must
+# be shorter than the time for which a host may be silent.
 MOVE_TIMEOUT_S = 3.0
 READY, DONE = "ready", "done"
-# These hosts write attempts and summaries: the leader, and its deputy when the leader is lost.
+# Hosts that write records and summaries: the leader, and its deputy when the leader is lost.
 SUMMARY_HOSTS = (0, 1)
 
 
 class FolderError(Exception):
-    """The bucket cannot be used, for the reason in the message."""
+    """The bucket cannot be used."""
 
 
 class RemoteFolder:
-    """A local folder whose files another process copies to a URL."""
+    """A local run folder, whose files another process copies to a bucket."""
 
     def __init__(self, url: str, config: Config) -> None:
         """Download the files of earlier attempts.
@@ -205,11 +213,12 @@ class RemoteFolder:
             [sys.executable, *isolated.inline_arguments("jaxlaunch.trainer.buckets.mirror"), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Unread output must stay in the pipe, where select sees it.
+            # Unread output must stay in the pipe, so that poll reports it.
             bufsize=0,
-            # A Ctrl-C must not reach the process.
+            # The process must not receive a Ctrl-C of the terminal.
             start_new_session=True,
-            # The process uses the folder for a while after the agent was killed.
+            # The process inherits the lock, because it uses the folder for a while after the agent
+            # was killed.
             pass_fds=[self._lock],
         )
         self.pid = self._process.pid
@@ -244,14 +253,14 @@ class RemoteFolder:
             self._process.stdin.write(command.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            # The process has ended, which the agent logs.
+            # The process has ended. The agent logs this.
             return
         self._wait_for_line(command, deadline)
 
     def close(self) -> bool:
         """Wait until all files are uploaded, for CLOSE_TIMEOUT_S at most, and remove the folder.
 
-        The answer comes from the process itself, because the loop of the agent may have reaped its
+        The process writes whether it succeeded, because the loop of the agent may have consumed its
         exit code.
 
         Returns:
@@ -268,7 +277,7 @@ class RemoteFolder:
         return is_uploaded
 
     def _wait_for_line(self, expected: str, deadline: float) -> bool:
-        """Return whether the process writes this line before the deadline."""
+        """Read lines of the process until this one. Return False if it does not arrive in time."""
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
         while (remaining_s := deadline - time.monotonic()) > 0 and wait_until_ready(

@@ -1,10 +1,10 @@
 """A host's connection to its leader.
 
-A host connects to host 0 and retries until it succeeds. The leader opens a handshake with a
-challenge, in which both sides prove that they have the key of the run. It then admits the host with
-a "welcome", or refuses it, finally or for now. After that the leader sends orders, and this host
-sends reports. Either side closes a connection that has been silent for too long. `MemberState`
-keeps the attempt that the leader has ordered, and outlives connections.
+A host connects to host 0 and retries until it succeeds. The leader sends a challenge, which begins
+a handshake in which both sides prove that they have the key of the run. The leader then admits the
+host with a "welcome" or refuses it, for good or for now. After that the leader sends orders, and
+this host sends reports. Either side closes a connection that has been silent for too long.
+`MemberState` holds the attempt that the leader has ordered, and outlives connections.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAME_SIGNAL_S = 0.5
 
 
 class StopRequest(enum.Enum):
-    """Request that a signal to stop makes."""
+    """Meaning of a signal to stop: the first, a repetition of it, or a second one."""
 
     REPEATED = enum.auto()
     STOP = enum.auto()
@@ -58,11 +58,11 @@ class IdleAction(enum.Enum):
 
 
 class MemberState:
-    """The attempt that a host takes part in, and its verdict. Pure."""
+    """The attempt that a host takes part in, and the verdict on it. It does no I/O."""
 
     def __init__(self, config: Config) -> None:
         self._replaces, self._is_leader = config.job.replaces, config.is_leader
-        # The number of the attempt counts across generations.
+        # Attempts are numbered across generations of pods.
         self.attempt = 0
         self.has_started = self.is_stopping = False
         self.verdict: Verdict | None = None
@@ -70,7 +70,7 @@ class MemberState:
 
     @property
     def awaits_first_start(self) -> bool:
-        """Return whether no attempt has started on this host."""
+        """Return whether no attempt has started or failed on this host yet."""
         return self.verdict is None and not self.has_started
 
     def start_attempt(self, attempt: int) -> None:
@@ -82,7 +82,7 @@ class MemberState:
         self.attempt, self.verdict = attempt, verdict
 
     def take_signal(self, now: float) -> StopRequest:
-        """Return the request of a SIGTERM or SIGINT. The second signal kills the processes."""
+        """Return the meaning of a SIGTERM or SIGINT. The second signal kills the processes."""
         if self.signalled_at is None:
             self.signalled_at = now
             return StopRequest.STOP
@@ -94,10 +94,10 @@ class MemberState:
             return None
         if has_leader:
             return IdleAction.REPORT
-        can_continue = contract.outcome_for_code(self.verdict.code).restarts
-        is_member = self._replaces and not self._is_leader
-        waits = is_member and can_continue and self.signalled_at is None
-        return IdleAction.WAIT_FOR_LEADER if waits else IdleAction.FINISH
+        may_get_leader = self._replaces and not self._is_leader and self.signalled_at is None
+        if may_get_leader and contract.outcome_for_code(self.verdict.code).restarts:
+            return IdleAction.WAIT_FOR_LEADER
+        return IdleAction.FINISH
 
 
 # --- dialling -------------------------------------------------------------------------------------
@@ -109,9 +109,10 @@ Addresses = list[tuple[Any, ...]]
 
 
 class Dialer:
-    """Connects to the leader and calls `connected` with the socket.
+    """Connects to the leader and calls `on_connected` with the socket.
 
-    It retries until it succeeds, and logs every ten seconds why it has not. `dial` starts again.
+    It retries until it succeeds, and logs the reason of the failures every ten seconds. Each call
+    of `dial` establishes one connection.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Dialer:
 
     @property
     def failure_text(self) -> str:
-        """Reason for the missing connection, as "connection refused for 40 s"."""
+        """Reason of the missing connection, such as "connection refused for 40 s"."""
         now = time.monotonic()
         return f"{self._reason} for {now - (self._dialed_at or now):.0f} s"
 
@@ -141,7 +142,7 @@ class Dialer:
         self._retry_timer = self._loop.call_later(after_s, self._resolve_address)
 
     def stop(self) -> None:
-        """Stop the retries and close a connection that is being established."""
+        """Stop the retries. A connection that is being established will be closed."""
         self._retry_timer.cancel()
         self._log_timer.cancel()
         self._dialed_at = None
@@ -158,8 +159,8 @@ class Dialer:
             self._connect_to(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
             return
         except socket.gaierror:
-            # A name is resolved in a thread, because DNS may take a minute and a SIGTERM must not
-            # wait for it.
+            # The address is a name. It is resolved in a thread, because DNS may take a minute and
+            # the loop must still handle a SIGTERM.
             pass
         if self._reason == _NOT_TRIED:
             self._reason = "the name server has not answered"
@@ -221,14 +222,17 @@ class Dialer:
 
 # --- the connection -------------------------------------------------------------------------------
 
-# The leader may be silent for this long on a new connection, since it may have thousands to accept
-# first.
+# The leader may be silent for this long on a new connection, because it may have to accept
+# thousands of others first.
 CHALLENGE_TIMEOUT_S = 60.0
 RETRY_REFUSED_S = 2.0
 
 
 class LeaderConnection:
-    """Connection to a leader that has proven its key. Passes its orders to `handlers`."""
+    """Connection to the leader, which passes the leader's orders to `handlers`.
+
+    An order is passed on only after the leader has proven that it has the key of the run.
+    """
 
     def __init__(
         self,
@@ -249,7 +253,7 @@ class LeaderConnection:
             loop: Event loop of the agent.
             say: Writes a message for people.
             hello: Returns the message with which this host joins.
-            handlers: Function for the orders of each kind.
+            handlers: Function for each kind of order.
             on_admitted: Called when the leader admits this host.
             on_refused: Called when the leader refuses this host for good.
             on_lost: Called with the reason when the connection to a leader that admitted this host
@@ -263,12 +267,12 @@ class LeaderConnection:
         self._link: Link | None = None
         self._patience_s = SILENCE_TIMEOUT_S
         self._handshake = HostHandshake(config.handshake_key)
-        # Why the leader that was reached last did not admit this host.
+        # Reason why the last leader that was reached did not admit this host.
         self._refusal: str | None = None
 
     @property
     def is_admitted(self) -> bool:
-        """Return whether there is a connection to a leader that has admitted this host."""
+        """Return whether this host is connected to a leader that has admitted it."""
         return self._link is not None and self._link.epoch is not None
 
     @property
@@ -278,7 +282,7 @@ class LeaderConnection:
 
     @property
     def dial_fault(self) -> str:
-        """Reason for the missing connection."""
+        """Reason why this host is not connected to a leader."""
         return self._refusal or self._dialer.failure_text
 
     def dial(self, after_s: float = 0.0) -> None:
@@ -292,11 +296,10 @@ class LeaderConnection:
 
     def check_silence(self, now: float) -> None:
         """Close a connection whose other end has been silent for too long."""
-        away_s, self._ticked_at = now - self._ticked_at, now
-        # After a long pause, this process itself was stopped or starved and could not receive
-        # anything.
-        if away_s > SILENCE_TIMEOUT_S / 2:
-            self.last_message_at += away_s
+        stalled_s, self._ticked_at = now - self._ticked_at, now
+        # If this process itself was stopped or starved, it could not receive a message meanwhile.
+        if stalled_s > SILENCE_TIMEOUT_S / 2:
+            self.last_message_at += stalled_s
         if self._link is not None and now - self.last_message_at > self._patience_s:
             self._drop_link(self._link, f"no message for {self._patience_s:.0f} s")
 
@@ -316,10 +319,10 @@ class LeaderConnection:
     def _on_message(self, link: Link, message: Message) -> None:
         self.last_message_at, self._patience_s = time.monotonic(), SILENCE_TIMEOUT_S
         if link.epoch is None:
-            self._shake_hands(link, message)
+            self._handle_handshake(link, message)
             return
         kind = message["type"]
-        # A newer version on host 0 may send orders that this version does not know.
+        # Host 0 may have a newer version, with orders that this version does not know.
         if (handler := self._handlers.get(kind)) is None:
             return
         try:
@@ -329,7 +332,7 @@ class LeaderConnection:
             return
         handler(order)
 
-    def _shake_hands(self, link: Link, message: Message) -> None:
+    def _handle_handshake(self, link: Link, message: Message) -> None:
         """Handle a message from a peer that has not yet proven that it leads this run."""
         try:
             if message["type"] == "challenge":

@@ -1,9 +1,9 @@
-"""The member of the gang on one host, which runs its processes on the leader's orders.
+"""The member of the gang on one host, which runs the processes of the host for the leader.
 
-A member decides nothing while it has a leader. When the leader is lost, it ends its processes and,
-in jobs that replace lost hosts, waits for the next leader. `MemberState` decides what follows an
-attempt, `LeaderConnection` and `RankReports` communicate with the leader, and `Processes` owns the
-processes.
+A member makes no decisions while it has a leader. When it loses the leader, it kills its processes
+and, in jobs that replace lost hosts, waits for the next leader. `MemberState` decides what follows
+an attempt, `LeaderConnection` and `RankReports` communicate with the leader, and `Processes` owns
+the processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.launcher.agent.io.resources import find_excess
 from jaxlaunch.records import codec, log_lines
 from jaxlaunch.records.log_lines import StartLine, VerdictLine
-from jaxlaunch.records.members import parse_members as members_of
+from jaxlaunch.records.members import parse_members
 from jaxlaunch.records.verdict import (
     Failure,
     FailureKind,
@@ -58,9 +58,9 @@ from jaxlaunch.records.verdict import (
 )
 
 TICK_S = 0.2
-# JAX listens there, too, if nothing else is chosen.
+# JAX's coordinator listens on every interface by default, too.
 EVERY_ADDRESS = "::"
-# A Python program has loaded our site hook by this time.
+# A Python program has loaded the site hook within this time.
 HELLO_TIMEOUT_S = 10.0
 
 # Called with the verdict and whether this host leaves alone.
@@ -84,7 +84,7 @@ class Member:
         on_orphaned: Callable[[Verdict], None],
         take_ranks: Callable[[range], None],
     ) -> None:
-        """Create the member; `begin` connects it.
+        """Create the member; `connect_to_leader` connects it.
 
         Args:
             config: Configuration of the agent.
@@ -95,10 +95,10 @@ class Member:
             clock: Clock of the run on host 0, None on other hosts.
             say: Writes a message for people.
             finish: Called once, when this host may exit.
-            on_orphaned: Called before `finish` if the leader is lost.
+            on_orphaned: Called with the verdict, before `finish`, if the leader is lost.
             take_ranks: Called with the ranks of this host before each start.
         """
-        # The newest report of the leader on all hosts.
+        # The newest state of all hosts that the leader sent.
         self.gang: Mapping[str, Any] = {}
         self.state = MemberState(config)
         self._config, self._loop, self._hello = config, loop, hello
@@ -141,7 +141,7 @@ class Member:
         self.reports = RankReports(
             config, self.state, self.processes, clock, leader=self.leader, say=say, metrics=metrics
         )
-        # Expires when no new leader has appeared in time.
+        # Expires if no new leader has appeared in time.
         self._leader_timer: Timer | None = None
         loop.on_signal(signal.SIGTERM, self.request_stop)
         # `launcher run` passes Ctrl-C on as SIGINT.
@@ -149,7 +149,7 @@ class Member:
         loop.on_signal(signal.SIGINT, lambda: self.request_stop(is_interrupt=is_launched))
 
     def connect_to_leader(self) -> None:
-        """Connect to the leader."""
+        """Begin to connect to the leader, and to check timeouts."""
         self.leader.dial()
         self._loop.call_every(TICK_S, self._on_tick)
         timeout_s = self.reports.timeouts_s["rendezvous"]
@@ -197,21 +197,24 @@ class Member:
     def _take_ping(self, order: Ping) -> None:
         self.gang = codec.to_json(order.gang)
 
-    def _tell_launcher(self, record: log_lines.Line) -> None:
-        """Write a record for `launcher run` between the lines of the processes."""
+    def _report_to_launcher(self, record: log_lines.Line) -> None:
+        """Write a record for `launcher run` to stdout, between the lines of the processes."""
         if self._config.is_launched:
             self._stdout.write_line(log_lines.format_line(record).encode(errors="backslashreplace"))
 
     def _start_attempt(self, order: Start) -> None:
         self.state.start_attempt(order.attempt)
-        self._tell_launcher(StartLine(attempt=order.attempt))
+        self._report_to_launcher(StartLine(attempt=order.attempt))
         self.reports.start_attempt()
         bind_address = self._choose_bind_address() if self._config.is_leader else None
-        members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
+        members = parse_members(
+            order.members, self._config.job.processes_per_host, self._config.hosts
+        )
         self.processes.flush_logs()
         self._take_ranks(members.ranks_of(self._config.host))
-        attempt = (order.attempt, order.coordinator, bind_address, order.start, order.saved)
-        self.processes.start_ranks(members, *attempt)
+        self.processes.start_ranks(
+            members, order.attempt, order.coordinator, bind_address, order.start, order.saved
+        )
         children = list(self.processes.children.values())
         if not children:
             self._say("holds no rank now: it is a spare, ready to take those of a lost host")
@@ -219,7 +222,10 @@ class Member:
         self._loop.call_later(HELLO_TIMEOUT_S, lambda: self.reports.check_hellos(children))
 
     def _choose_bind_address(self) -> str:
-        """Return where JAX's coordinator listens: at the address by which others reach host 0."""
+        """Return the address at which JAX's coordinator listens.
+
+        It is the address at which other hosts reach host 0, if that is one of its interfaces.
+        """
         address = self.leader.leader_address
         if is_local_address(address):
             return address
@@ -237,9 +243,9 @@ class Member:
 
     def _take_verdict(self, order: AttemptVerdict) -> None:
         self.state.end_attempt(order.attempt, order.verdict)
-        # The traceback is in the output of its rank.
+        # `launcher run` shows the traceback in the output of its rank.
         verdict = dataclasses.replace(order.verdict, traceback=None)
-        self._tell_launcher(VerdictLine(attempt=order.attempt, verdict=verdict))
+        self._report_to_launcher(VerdictLine(attempt=order.attempt, verdict=verdict))
         self.processes.kill_all()
         self._continue_if_idle()
 
@@ -257,17 +263,18 @@ class Member:
         if self.state.verdict is None:
             statuses = [child.progress.status for child in self.processes.children.values()]
             committed = self.gang.get("of", {}).get("last_committed")
-            facts = (reason, 0, statuses, committed)
-            verdict = verdict_for_lost_leader(*facts, is_stopping=self.state.is_stopping)
+            verdict = verdict_for_lost_leader(
+                reason, 0, statuses, committed, is_stopping=self.state.is_stopping
+            )
             self.state.verdict = verdict
             self._say(verdict.message)
-            self._tell_launcher(VerdictLine(attempt=self.state.attempt, verdict=verdict))
+            self._report_to_launcher(VerdictLine(attempt=self.state.attempt, verdict=verdict))
             self._on_orphaned(verdict)
         self.processes.kill_all()
         self._continue_if_idle()
 
     def _saved_step(self) -> int | None:
-        """Return the newest saved step; 0 if processes ran without one, None if none ran."""
+        """Return the newest saved step, 0 if processes ran but saved none, None if none ran."""
         children = self.processes.children.values()
         steps = [child.progress.status.committed for child in children]
         steps.append(self.gang.get("of", {}).get("last_committed"))
@@ -275,7 +282,7 @@ class Member:
         return max((step for step in steps if step is not None), default=default)
 
     def _wait_for_leader(self, verdict: Verdict) -> None:
-        """Keep this host until another pod takes the place of host 0."""
+        """Keep this host until another pod replaces host 0, or the wait times out."""
         if self._leader_timer is not None:
             return
         timeout_s = self.reports.timeouts_s["replace"]
@@ -283,7 +290,9 @@ class Member:
         wait = RendezvousFacts(Numbers.from_sequence([0]), timeout_s, "timeouts.replace")
         give_up_verdict = verdict.with_failure(dataclasses.replace(verdict.facts, rendezvous=wait))
         wait_s = timeout_s or math.inf
-        self._leader_timer = self._loop.call_later(wait_s, lambda: self._give_up(give_up_verdict))
+        self._leader_timer = self._loop.call_later(
+            wait_s, lambda: self._leave_without_leader(give_up_verdict)
+        )
         self.leader.dial(RETRY_S)
 
     def _on_rendezvous_timeout(self) -> None:
@@ -291,9 +300,9 @@ class Member:
             return
         wait = RendezvousFacts(address=":".join(map(str, self._config.leader_address)))
         facts = Failure(FailureKind.CANNOT_JOIN, detail=self.leader.dial_fault, rendezvous=wait)
-        self._give_up(verdict_for(facts, rank=0, host=0))
+        self._leave_without_leader(verdict_for(facts, rank=0, host=0))
 
-    def _give_up(self, verdict: Verdict) -> None:
+    def _leave_without_leader(self, verdict: Verdict) -> None:
         self._say(verdict.message)
         self._on_orphaned(verdict)
         self._finish(verdict, False)

@@ -1,11 +1,11 @@
-"""The processes of one rank, as far as /proc shows them.
+"""The processes of one rank, as /proc shows them.
 
 The process that the agent starts may be the program, or a wrapper of it such as `sh -c`. SIGTERM
-must reach each process of the program exactly once. A wrapper that received it too would end before
-the program has saved, and the program would be killed with it. `ProcessTree` finds the program in
-three ways: by the Python process with the highest `contract.Role`, else by walking down from shells
-to their commands, else by taking the started process. The program may run in another session, or
-outlive the process that was started (`setsid`).
+must reach each process of the program exactly once. A wrapper that received it, too, would end
+before the program has saved, and the program would be killed with it. `ProcessTree` therefore looks
+for the program: it is the Python process with the highest `contract.Role`, or else the command of a
+shell, or else the started process. The program may run in another session, or outlive the process
+that was started (`setsid`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pathlib import Path
 
 from jaxlaunch import contract
 
-# A script of a shell is read up to this size.
+# At most this many bytes of a shell script are read.
 MAX_SCRIPT_BYTES = 256 * 1024
 
 
 def send_signal(pid: int, signal_number: int) -> None:
     """Send a signal to one process, if it still exists."""
-    # The process has ended, or runs as another user.
+    # The process may have ended, or run as another user.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal_number)
 
@@ -75,9 +75,10 @@ def is_shell(pid: int) -> bool:
 def find_targets_below(pid: int, signal_number: int, *, is_wrapper: bool = False) -> Iterator[int]:
     """Yield the processes that must receive a signal for `pid`.
 
-    A shell without a trap would die of the signal, and the command that it runs would be killed
-    with it. A shell with a trap runs it after the command that it waits for has ended. Signalling
-    its background commands is up to the trap.
+    A shell without a trap would die of the signal, and its command would be killed with it, so only
+    the command receives the signal. A shell with a trap receives the signal together with its
+    foreground command, and runs the trap after the command has ended. Background commands receive
+    none, because the trap may signal them.
 
     Args:
         pid: The started process, or a descendant.
@@ -101,8 +102,8 @@ def find_targets_below(pid: int, signal_number: int, *, is_wrapper: bool = False
 def find_targets_to(program: int, pid: int, signal_number: int) -> Iterator[int]:
     """Yield the shells with a trap between `pid` and a known program, and then the program.
 
-    The other commands of a pipeline end with the program. Signalling the background commands of a
-    shell with a trap is up to the trap.
+    The other commands of a pipeline end with the program. A program in the background of a shell
+    with a trap is omitted, because the trap may signal it.
     """
     chain = [program]
     while chain[-1] != pid and (parent := _parent_pid(chain[-1])):
@@ -116,7 +117,7 @@ def find_targets_to(program: int, pid: int, signal_number: int) -> Iterator[int]
 
 
 def find_ancestors(pid: int) -> list[int]:
-    """Return the parent of a process, its parent and so on. Empty without /proc."""
+    """Return the parent of a process, the parent of that, and so on. Empty without /proc."""
     ancestors = []
     while parent := _parent_pid(pid):
         ancestors.append(pid := parent)
@@ -124,16 +125,16 @@ def find_ancestors(pid: int) -> list[int]:
 
 
 def has_exit_trap(pid: int) -> bool:
-    """Return whether a process is bash with an EXIT trap, which makes it handle other signals.
+    """Return whether a process is bash with an EXIT trap.
 
-    Without a trap for the signal itself, bash would run the EXIT trap while the command that it
-    waits for continues.
+    An EXIT trap makes bash handle SIGTERM and other signals, SIGXCPU among them. Unless SIGTERM has
+    a trap of its own, bash runs the EXIT trap at once, while its command continues.
     """
     return has_handler(pid, signal.SIGXCPU) and is_shell(pid)
 
 
 def reads_from_pipe(pid: int) -> bool:
-    """Return whether a process reads from another command of its pipeline."""
+    """Return whether the standard input of a process is a pipe."""
     try:
         return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
     except OSError:
@@ -143,9 +144,10 @@ def reads_from_pipe(pid: int) -> bool:
 def is_in_pipeline(pid: int) -> bool:
     """Return whether a shell pipes the output of a process into another command.
 
-    The exit code of the process then has no effect. With a process substitution (`> >(tee log)`)
-    the other command is a child of the process, or the shell keeps the pipe open. With `pipefail`
-    the exit code counts. A program that captures the output of another one holds the pipe, too.
+    The shell then ignores the exit code of the process, unless `pipefail` is set. Two cases are not
+    a pipeline: with a process substitution (`> >(tee log)`), the other command is a child of the
+    process, or the shell keeps the pipe open; and a program that captures the output of a process
+    keeps the pipe open, too.
     """
     pipe = _read_link(f"/proc/{pid}/fd/1")
     if pipe in {_read_link(f"/proc/{child}/fd/0") for child in find_children(pid)}:
@@ -206,7 +208,7 @@ def find_session_processes(session_leader: int) -> list[int]:
 
 
 def find_marked_processes(marker: str) -> list[int]:
-    """Return the running processes that were started with a variable, `NAME=VALUE`."""
+    """Return the running processes that have an environment variable, given as `NAME=VALUE`."""
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
@@ -215,10 +217,10 @@ def find_marked_processes(marker: str) -> list[int]:
 
 
 def has_variable(pid: int, marker: str) -> bool:
-    """Return whether a process was started with a variable, `NAME=VALUE`.
+    """Return whether a process was started with an environment variable, given as `NAME=VALUE`.
 
-    Inside `exec` a process has no variables for a moment. An orphan that this process has adopted
-    counts then.
+    During `exec`, a process has no variables for a moment. An orphan that this process has adopted
+    then counts as one with the variable.
     """
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
@@ -271,7 +273,7 @@ def _read_interpreter(file: str) -> str | None:
 def _is_in_background(pid: int, shell: int) -> bool:
     """Return whether a shell runs a command in its background.
 
-    POSIX requires a shell to ignore SIGQUIT for such commands.
+    POSIX requires that such commands ignore SIGQUIT.
     """
     ignored, ignored_by_shell = (
         (_read_signal_mask(process, "SigIgn") or 0) >> (signal.SIGQUIT - 1) & 1
@@ -281,7 +283,7 @@ def _is_in_background(pid: int, shell: int) -> bool:
 
 
 def _read_signal_mask(pid: int, field: str) -> int | None:
-    """Return a signal mask of a process, with bit 0 for signal 1, or None without /proc."""
+    """Return a signal mask of a process, whose bit 0 is signal 1, or None if it is unknown."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -303,59 +305,62 @@ def _read_stat(pid: int) -> tuple[str, str]:
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
-        # The process has ended.
+        # The process has ended, which counts as a zombie.
         return "Z", "0"
     return state, parent
 
 
-# Bash gets this long for its EXIT trap after the signalled processes have ended: a signal would cut
-# the trap short.
+# Bash may run its EXIT trap for this long after the signalled processes have ended. Another signal
+# would interrupt the trap.
 EXIT_TRAP_S = 3.0
 
 
 @dataclasses.dataclass
 class PythonProcess:
-    """A Python of a rank that has told its role.
+    """A Python process of a rank that has reported its role.
 
     Attributes:
-        pid: Its pid. In another PID namespace, no process with this pid exists here.
+        pid: Its pid, which means nothing here if it is in another PID namespace.
         role: Its newest role.
-        is_here: Whether the process is in the PID namespace of the agent.
+        is_in_our_namespace: Whether the process is in the PID namespace of the agent.
     """
 
     pid: int
     role: int
-    is_here: bool
+    is_in_our_namespace: bool
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process is one of this PID namespace and has ended."""
-        return self.is_here and not is_running(self.pid)
+        """Return whether the process has ended. In another PID namespace the answer is False."""
+        return self.is_in_our_namespace and not is_running(self.pid)
 
 
 class ProcessTree:
-    """The processes of a rank: the one that was started, and those that it starts."""
+    """The processes of a rank: the started process and its descendants."""
 
     def __init__(self, pid: int, marker: str) -> None:
         """Start without a program.
 
         Args:
             pid: The process that was started, the leader of its session.
-            marker: A variable, `NAME=VALUE`, that only processes of this rank have.
+            marker: Environment variable, `NAME=VALUE`, that only processes of this rank have.
         """
         self.pid, self._marker = pid, marker
         self.is_killed = self.is_reaped = False
         self._program: PythonProcess | None = None
-        # The program before a Python that only imports JAX, such as one that counts devices.
+        # The program until a Python below it took over by importing JAX. If that Python ends
+        # without joining, such as one that counts devices, the earlier program is the program
+        # again.
         self._outer_program: PythonProcess | None = None
         self._python_pids: set[int] = set()
-        # The wrappers of the program.
+        # Ancestors of the program.
         self._wrapper_pids: set[int] = set()
-        # Whether the exit code of the program is lost in a pipeline.
+        # Whether the program is in a pipeline, which hides its exit code.
         self.is_in_pipeline = False
         # Whether a shell has started the program or one of its wrappers.
         self.is_below_shell = False
-        # Processes that were sent SIGTERM, and the last time at which one of them existed.
+        # Processes that were sent SIGTERM, and the monotonic time at which one of them last
+        # existed.
         self._signalled: set[int] = set()
         self._signalled_alive_at = -math.inf
         # Whether the started process was a wrapper at the time of the stop.
@@ -365,7 +370,7 @@ class ProcessTree:
 
     @property
     def program_pid(self) -> int:
-        """The pid of the program, 0 while no Python has told its role."""
+        """Pid of the program, 0 until a Python has reported its role."""
         program = self._find_program()
         return 0 if program is None else program.pid
 
@@ -373,20 +378,20 @@ class ProcessTree:
     def is_program(self) -> bool:
         """Return whether the started process is the program.
 
-        A wrapper (`sh -c "python a.py || python b.py"`) may handle the exit and continue with
-        something else.
+        Otherwise a wrapper (`sh -c "python a.py || python b.py"`) may handle its end and start
+        another program.
         """
         return self.program_pid in (0, self.pid)
 
     @property
     def has_lost_program(self) -> bool:
-        """Return whether a wrapper outlived the program."""
+        """Return whether the program has ended before a wrapper."""
         program = self._find_program()
         return program is not None and program.pid != self.pid and program.has_ended
 
     @property
     def has_reported(self) -> bool:
-        """Return whether the program has joined the other ranks or reports progress."""
+        """Return whether the program has reported progress or has joined the other ranks."""
         return self._program is not None and self._program.role >= contract.Role.REPORTS
 
     @property
@@ -395,10 +400,11 @@ class ProcessTree:
         return self._program is not None and self._program.role >= contract.Role.JOINED
 
     def offer_program(self, pid: int, role: int, pid_namespace: int | None) -> bool:
-        """Return whether a process with this role is the program from now on.
+        """Record the role of a process, and return whether it is the program from now on.
 
-        Of several Pythons the one with the highest role is the program, and of equals the one that
-        started the other. The first Pythons of commands that follow each other take turns.
+        Of several Python processes the one with the highest role is the program, and among equals
+        the one that started the other. If commands run one after another, the first Python of each
+        becomes the program in turn.
 
         Args:
             pid: Pid of the process. It may have ended since it sent its role.
@@ -408,7 +414,7 @@ class ProcessTree:
         program = self._find_program()
         candidate = PythonProcess(pid, role, pid_namespace == contract.pid_namespace())
         self._python_pids.add(pid)
-        if program is not None and program.pid != pid and program.is_here:
+        if program is not None and program.pid != pid and program.is_in_our_namespace:
             is_outranked = program.role > role
             if program.role == role and role > contract.Role.STARTED:
                 is_outranked = pid not in find_ancestors(program.pid)
@@ -416,7 +422,7 @@ class ProcessTree:
                 return False
             self._outer_program = None if program.has_ended else program
         if program is None or program.pid != pid:
-            is_below = pid != self.pid and candidate.is_here
+            is_below = pid != self.pid and candidate.is_in_our_namespace
             self.is_in_pipeline = is_below and is_in_pipeline(pid)
             self._wrapper_pids = set(find_ancestors(pid))
             self.is_below_shell = is_below and self._has_shell_above(pid)
@@ -424,7 +430,7 @@ class ProcessTree:
         return True
 
     def _has_shell_above(self, pid: int) -> bool:
-        """Return whether a process of this rank above another one is a shell."""
+        """Return whether an ancestor of a process within this rank is a shell."""
         for ancestor in find_ancestors(pid):
             if is_shell(ancestor):
                 return True
@@ -433,16 +439,16 @@ class ProcessTree:
         return False
 
     def raise_role(self, role: int) -> None:
-        """Raise the role of the program, if a Python has told one, to at least this."""
+        """Raise the role of the program, if it has reported one, to at least this role."""
         if self._program is not None:
             self._program.role = max(self._program.role, role)
 
     def awaits_program(self, waited_s: float, timeout_s: float) -> bool:
-        """Return whether the program lives on after the started process has ended with 0.
+        """Return whether the program may still run although the started process has ended with 0.
 
         Args:
-            waited_s: Seconds since then.
-            timeout_s: How long processes of this rank may take to become the first Python.
+            waited_s: Seconds since the started process ended.
+            timeout_s: Seconds after which remaining processes without any Python do not count.
         """
         if self.is_killed:
             return False
@@ -451,7 +457,7 @@ class ProcessTree:
         is_only_python = self._python_pids == {self._program.pid}
         is_helper = self._program.role == contract.Role.STARTED and not is_only_python
         pid = self._program.pid
-        # An orphan in any state: its exit code arrives once it is reaped.
+        # An adopted orphan counts even as a zombie: its exit code arrives once it is reaped.
         is_adopted = pid != self.pid and _parent_pid(pid) == os.getpid()
         return not is_helper and (is_adopted or self._owns(pid))
 
@@ -465,9 +471,8 @@ class ProcessTree:
 
     def _owns(self, pid: int) -> bool:
         """Return whether a pid is a running process of this rank."""
-        return is_running(pid) and self._is_ours(pid)
-
-    def _is_ours(self, pid: int) -> bool:
+        if not is_running(pid):
+            return False
         return session_id(pid) == self.pid or has_variable(pid, self._marker)
 
     def _find_remaining(self) -> list[int]:
@@ -478,14 +483,14 @@ class ProcessTree:
     # --- signals ----------------------------------------------------------------------------------
 
     def mark_reaped(self) -> None:
-        """Record that the pid is free, so that the kernel may give it to another process."""
+        """Record that the started process was reaped, so that the kernel may reuse its pid."""
         self.is_reaped = True
 
     def stop(self) -> None:
         """Send SIGTERM once to each process of the program.
 
-        The caller repeats this until the process has ended: a shell may continue with another
-        program, which receives the signal once it has a handler.
+        The caller repeats this until the process has ended, because a shell may start another
+        program. That program receives the signal once it has a handler.
         """
         self._is_wrapper = self._is_wrapper or not self.is_program or is_shell(self.pid)
         is_first_stop = not self._signalled
@@ -517,7 +522,7 @@ class ProcessTree:
             yield from find_orphans(self._find_remaining())
         else:
             is_wrapper = self.has_lost_program
-            # A wrapper whose program was stopped ends by itself.
+            # Wrappers end by themselves after their program was stopped.
             done_pids = self._wrapper_pids if is_wrapper and self._signalled else set()
             for pid in find_targets_below(self.pid, signal.SIGTERM, is_wrapper=is_wrapper):
                 if pid not in done_pids or is_shell(pid):
@@ -527,11 +532,10 @@ class ProcessTree:
         send_signal(pid, signal.SIGTERM)
         self._signalled.add(pid)
 
-    def leaves_programs(self) -> bool:
-        """Return whether programs still run after a stop, while the started process has ended.
+    def stop_leftovers(self) -> bool:
+        """Send SIGTERM to programs that outlive the started process, and return whether one runs.
 
-        A shell may exit in its trap and leave a program in the background. That program receives
-        SIGTERM now.
+        After a stop, a shell may exit in its trap and leave a program in the background.
         """
         if self.is_killed or not self._signalled or not self._is_wrapper:
             return False
@@ -542,9 +546,9 @@ class ProcessTree:
         return not self._signalled.isdisjoint(remaining)
 
     def dump_stacks(self) -> None:
-        """Ask the program, if it has our site hook, to write its stacks.
+        """Ask the program to write its stacks, if it has the handler of our site hook.
 
-        Without the handler of the hook, the signal would end the program.
+        Without a handler, the signal would end the program.
         """
         program_pid = self.program_pid
         pid = program_pid if program_pid and self._owns(program_pid) else self.pid
@@ -552,7 +556,10 @@ class ProcessTree:
             send_signal(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the process and its session, which may have several process groups."""
+        """Kill the started process, its session and the program.
+
+        The session may have several process groups, so killing one group is not enough.
+        """
         self.is_killed = True
         try:
             os.killpg(self.pid, signal.SIGKILL)
@@ -566,7 +573,7 @@ class ProcessTree:
             send_signal(self._program.pid, signal.SIGKILL)
 
     def has_killed_processes(self) -> bool:
-        """Return whether the program or a process of the session still runs after `kill`."""
+        """Return whether the program or a process of the session is still running after `kill`."""
         program_pid = self.program_pid
         is_program_left = program_pid not in (0, self.pid) and self._owns(program_pid)
         return is_program_left or bool(find_session_processes(self.pid))
@@ -574,8 +581,8 @@ class ProcessTree:
     def kill_detached(self) -> None:
         """Kill the processes of this rank in other sessions.
 
-        A helper in a session of its own, such as one that uploads metrics, may outlive its rank but
-        not the attempt.
+        A helper with its own session, such as one that uploads metrics, may outlive its rank, but
+        must not outlive the attempt.
         """
         for pid in find_marked_processes(self._marker):
             send_signal(pid, signal.SIGKILL)

@@ -1,9 +1,9 @@
 """The child processes of this host.
 
-`Child` is one process, started by fork and exec and read through two pipes: one for its output, one
-for its progress. The kernel kills it when the agent dies. `Processes` starts and kills the
-processes of all ranks of this host together. It also keeps a standby process for each rank, which
-has done the slow imports and becomes the rank in the next attempt.
+`Child` is one process. The agent starts it by fork and exec, and reads two pipes of it: one for its
+output, one for its progress. The kernel kills it when the agent dies. `Processes` starts and kills
+the processes of all ranks of this host. It also keeps a standby process for each rank, which has
+done the slow imports and becomes the rank in the next attempt.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from jaxlaunch.launcher.agent.io.output import LinePipe, OutputStream, RankLog
 from jaxlaunch.records.members import Members
 from jaxlaunch.runs.layout import start_folder
 
-# A verdict may quote this many lines of output.
+# Number of lines of output that a verdict may quote.
 TAIL_LINES = 100
-# `launcher logs` receives at most this many bytes of output.
+# Largest amount of output that `launcher logs` receives.
 MAX_LAST_BYTES = 256 * 1024
-# The stacks of thousands of frames fit into this many bytes.
+# Largest size of the stacks that are read, which is enough for thousands of frames.
 MAX_STACKS_BYTES = 1024 * 1024
 # Gloo, the network of JAX on CPU, prints this at every start of every rank.
 _GLOO_BANNER = re.compile(
@@ -69,7 +69,7 @@ class Child:
         on_output: OnOutput,
         on_report: OnReport,
     ) -> None:
-        """Fork and execute a command. A failure of `exec` arrives as a progress line.
+        """Fork and execute a command. A failure of `exec` arrives as a progress message.
 
         Args:
             loop: Event loop of the agent.
@@ -78,7 +78,7 @@ class Child:
             environ: All environment variables of the process.
             cwd: Working directory, or None for that of the agent.
             control_fd: Descriptor that the process inherits.
-            phase: Phase until the process reports one. None for a program that may never report.
+            phase: Initial phase of the trainer. None for a program that may never report one.
             on_output: Called with each line of output.
             on_report: Called with each progress message.
         """
@@ -113,7 +113,7 @@ class Child:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last TAIL_LINES lines of output, of MAX_LAST_BYTES bytes at most."""
+        """The last TAIL_LINES lines of output, but at most MAX_LAST_BYTES bytes of them."""
         lines, size = list[str](), 0
         for line in reversed(self.tail):
             size += len(line)
@@ -132,8 +132,8 @@ class Child:
             return ""
         return data.decode(errors="replace")
 
-    def pause_output(self, is_paused: bool) -> None:
-        """Stop or resume reading the output, so that the program waits or continues."""
+    def set_output_paused(self, is_paused: bool) -> None:
+        """Pause or resume reading the output. While it is paused, the program waits."""
         self._output.set_paused(is_paused)
 
     def dump_stacks(self) -> None:
@@ -143,26 +143,26 @@ class Child:
 
     @property
     def has_vanished_program(self) -> bool:
-        """Return whether the program was killed or ended itself by os._exit, behind a wrapper."""
+        """Return whether the program ended behind a wrapper, by a signal or by os._exit."""
         return self.tree.has_lost_program and not self.progress.status.left
 
     @property
     def has_unknown_end(self) -> bool:
-        """Return whether nothing says how the program ended, and no shell has judged it."""
-        return self.end.was_first and self.end.code is None and not self.tree.is_below_shell
+        """Return whether the exit code of the program is unknown, and no shell has seen it."""
+        return self.end.ended_first and self.end.code is None and not self.tree.is_below_shell
 
-    def resolve_exit(self, code: int, kept_codes: Collection[int]) -> int:
-        """Return how the rank ended, as `ProgramEnd.resolve_code` does. Call it after `close`."""
+    def resolve_exit(self, code: int, requeue_codes: Collection[int]) -> int:
+        """Return the exit code of the rank, as `ProgramEnd.resolve_code` does, after `close`."""
         status = self.progress.status
         if self.end.code is None and status.left:
             self.end.code = status.leaving_code
         if self.tree.is_in_pipeline:
-            self.end.decides = True
+            self.end.overrides_shell = True
         return self.end.resolve_code(
             code,
             is_below_shell=self.tree.is_below_shell,
             has_left=status.left,
-            kept_codes=kept_codes,
+            requeue_codes=requeue_codes,
             last_line=self.tail[-1] if self.tail else b"",
         )
 
@@ -176,7 +176,7 @@ class Child:
             pipe.drain()
             pipe.close()
         for path in (self.metrics_path, self.stacks_path, self.profile_path, self._lock_path):
-            # The file may never have existed, or the process has put a folder in its place.
+            # The file may never have existed, or the process has replaced it by a folder.
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -190,7 +190,7 @@ class Child:
 
     def _take_report(self, line: bytes) -> None:
         if not line:
-            # An empty line ends a message that a full pipe has cut.
+            # Senders write an empty line to end a message that a full pipe has cut.
             return
         message = progress.read_line(line, self.rank)
         pid = message.get("pid")
@@ -198,7 +198,7 @@ class Child:
             if not self._take_role(pid, message):
                 return
         elif pid is None and "phase" in message:
-            # It writes the lines itself, as docs/environment.md describes them.
+            # The program writes these lines itself, as docs/environment.md describes.
             self.tree.raise_role(contract.Role.REPORTS)
         elif pid not in (None, self.tree.program_pid):
             self._take_other_report(message)
@@ -206,14 +206,17 @@ class Child:
         now = time.monotonic()
         self.progress.take_message(message, now)
         if "phase" in message:
-            # The parent has handled what a task raised.
+            # The program continues, so it has handled the exception of the task.
             self.end.task_error = None
         if "error" in message:
             message = self._take_error(message, now)
         self._on_report(self, message)
 
     def _take_error(self, message: dict[str, Any], now: float) -> dict[str, Any]:
-        """Record an exception of the program, and return the message with the one to report."""
+        """Record an exception of the program, and return the message to report.
+
+        If the program only says that its child failed, the exception of the child is reported.
+        """
         error, end = message["error"], self.end
         if message.get("handled"):
             end.task_error = error
@@ -240,17 +243,17 @@ class Child:
         return True
 
     def _take_other_report(self, message: Mapping[str, Any]) -> None:
-        """Handle a report of a process that is not the program: a wrapper, or what one starts."""
+        """Handle a report of another process: a wrapper, or one that a wrapper has started."""
         if message.get("fatal"):
             self._on_report(self, message)
         elif "child" in message:
             child = message["child"]
             if child["pid"] == self.tree.program_pid and self.tree.has_reported:
-                self.end.take_child(message["pid"], child["code"])
+                self.end.record_child_end(message["pid"], child["code"])
                 self._on_report(self, {CHILD_ENDED: True})
         elif "stops" in message:
             if message["stops"] == self.tree.program_pid:
-                self.end.was_stopped = True
+                self.end.was_signalled = True
         elif "atexit" in message:
             self.end.take_other_exit(message["pid"], message.get("code"))
         elif "error" in message:
@@ -259,7 +262,7 @@ class Child:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose parent ends, to receive their exit codes.
+    """Make this process the parent of orphaned descendants, to receive their exit codes.
 
     A program that is started by `setsid` outlives the process that started it.
     """
@@ -284,7 +287,8 @@ def _exec_child(
 ) -> NoReturn:
     report_fd = inherited_fds[0]
     try:
-        # The wakeup descriptor is shared: a signal here must not wake the agent.
+        # The child shares the wakeup descriptor of the agent, and its signals must not wake the
+        # agent.
         signal.set_wakeup_fd(-1)
         os.setsid()
         if not die_with_parent(signal.SIGKILL, agent_pid):
@@ -309,19 +313,19 @@ def _exec_child(
         os._exit(127)
 
 
-# A job without a command runs this module.
+# The module that a job without a command runs.
 TRAINER_MODULE = "jaxlaunch.trainer"
-# Programs whose wrapper has ended are polled with this period.
+# Interval at which programs are polled after their wrapper has ended.
 LEFTOVER_POLL_S = 0.1
-# Key of the report that a joined program was killed, where its wrapper has started another.
+# Key of the report that a program was killed after it had joined, and its wrapper started another.
 GONE = "gone"
-# Key of the report that the parent of the program has said how the program ended.
+# Key of the report that the parent of the program has reported its exit code.
 CHILD_ENDED = "child_ended"
-# The killed processes of a rank get this long to end, of which one may wait for a device or a disk.
+# Time for the killed processes of a rank to end, because one may wait for a device or a disk.
 KILLED_TIMEOUT_S, KILLED_POLL_S = 10.0, 0.02
-# What `setsid` or `nohup … &` leaves running gets this long to become a Python that reports.
+# Time for processes that `setsid` or `nohup … &` leaves running to become a Python that reports.
 FIRST_PYTHON_TIMEOUT_S = 10.0
-# After this many killed standby processes, no new one is started, because it would be killed too.
+# After this many standby processes were killed, no new one is started: it would be killed, too.
 MAX_KILLED_STANDBYS = 3
 
 
@@ -337,14 +341,14 @@ class Standby:
         has_hello = self.child.progress.has_hello
         self.child.progress = RankProgress(time.monotonic(), phase="init")
         self.child.progress.has_hello = has_hello
-        # The process may have died just now, which is handled as the crash of a rank.
+        # If the process has just died, this is handled as the crash of a rank.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control, json.dumps(dict(environ)).encode() + b"\n")
         self.close()
         return self.child
 
     def close(self) -> None:
-        """Close the pipe, so that a process that still waits on it exits."""
+        """Close the pipe. A process that still waits for it then exits."""
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
@@ -364,7 +368,7 @@ class Processes:
         on_report: Callable[[Child, Mapping[str, Any]], None],
         on_end: Callable[[Child, int], None],
     ) -> None:
-        # Processes of this attempt by rank. Those that have ended stay until the next attempt.
+        # Processes of this attempt by rank, including those that have ended.
         self.children: dict[int, Child] = {}
         self._config, self._loop = config, loop
         self._site_folder, self._stdout = site_folder, stdout
@@ -373,12 +377,12 @@ class Processes:
         self._standbys: dict[int, Standby] = {}
         self._killed_standbys = 0
         self._has_failed_standby = False
-        # Exit codes of orphans by pid, while a command has ended before its program.
+        # Exit codes of orphans by pid. One of them may be a program that outlived its command.
         self._orphan_codes: dict[int, int] = {}
         self._logs: dict[int, RankLog] = {}
-        # True while no output is read because stdout is behind.
+        # Whether the output is not read, because stdout is behind.
         self._is_paused = False
-        stdout.on_room = lambda: self._pause_outputs(False)
+        stdout.on_room = lambda: self._set_outputs_paused(False)
         self._argv = config.job.command or site_folder.module_command(TRAINER_MODULE)
         loop.on_child_exit(self._kill_leftovers, self._on_reaped)
 
@@ -436,12 +440,12 @@ class Processes:
         return [child for child in self.children.values() if child.progress.status.exit is None]
 
     @property
-    def have_stepped(self) -> bool:
+    def have_all_stepped(self) -> bool:
         """Return whether every living process of this attempt has completed a step."""
         return all(child.progress.status.stepped for child in self.alive_children())
 
     def stop_all(self) -> None:
-        """Ask every program to end. A repeated call asks those that started since."""
+        """Ask every program to end. A repeated call asks those that have started since."""
         for child in self.alive_children():
             child.tree.stop()
 
@@ -451,11 +455,6 @@ class Processes:
             child.tree.kill()
         for child in self.children.values():
             child.tree.kill_detached()
-
-    def dump_stacks(self) -> None:
-        """Ask every process with our site hook to write its stacks."""
-        for child in self.alive_children():
-            child.dump_stacks()
 
     def flush_logs(self) -> None:
         """Write buffered logs to their files."""
@@ -481,6 +480,7 @@ class Processes:
             if local_rank not in self._standbys:
                 control_read, control_write = os.pipe()
                 argv = self._site_folder.standby_command(TRAINER_MODULE, control_read)
+                # Any rank with this local rank will do, because the environment replaces it later.
                 rank_count = len(self.children)
                 rank = next(
                     (rank for rank in self.children if rank % rank_count == local_rank), local_rank
@@ -499,13 +499,13 @@ class Processes:
         control_fd: int | None = None,
     ) -> Child:
         environ = environment.rank_variables(self._config, os.environ, rank, self._site_folder.site)
-        kinds = {
+        suffixes = {
             contract.METRICS: "metrics",
             contract.STACKS: "stacks",
             contract.PROFILE: "profile",
             contract.PROGRESS: "progress",
         }
-        paths = {name: self._site_folder.new_path(kind) for name, kind in kinds.items()}
+        paths = {name: self._site_folder.new_path(suffix) for name, suffix in suffixes.items()}
         return Child(
             self._loop,
             rank,
@@ -522,7 +522,7 @@ class Processes:
         if is_shown:
             self._stdout.write_line(b"[%d] %s" % (child.rank, line))
         if self._stdout.is_behind and not self._is_paused:
-            self._pause_outputs(True)
+            self._set_outputs_paused(True)
         # A spare host has no logs yet.
         if (log := self._logs.get(child.rank)) is not None:
             log.write_line(line)
@@ -531,30 +531,30 @@ class Processes:
         standbys = self._standbys.values()
         return [*self.children.values(), *(standby.child for standby in standbys)]
 
-    def _pause_outputs(self, is_paused: bool) -> None:
+    def _set_outputs_paused(self, is_paused: bool) -> None:
         if is_paused != self._is_paused:
             self._is_paused = is_paused
             for child in self._all_children():
-                child.pause_output(is_paused)
+                child.set_output_paused(is_paused)
 
     def _take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         if (refusal := message.get("refusal")) is not None:
             text = contract.refusal_line(refusal["message"], refusal["code"])
-            # `launcher run` shows it at the end, in the verdict.
+            # `launcher run` shows the refusal in the verdict at the end.
             is_shown = not self._config.is_launched
             self._write_output(child, text.encode(errors="replace"), is_shown=is_shown)
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 
     def _kill_leftovers(self, pid: int) -> None:
-        """Kill the session of an ended process, unless programs in it are to end by themselves."""
+        """Kill the session of an ended process, unless it has programs that end by themselves."""
         for child in self._all_children():
             tree = child.tree
             if tree.pid != pid:
                 continue
-            child.end.was_first = tree.has_lost_program
+            child.end.ended_first = tree.has_lost_program
             is_awaited = tree.awaits_program(0.0, FIRST_PYTHON_TIMEOUT_S)
-            if not tree.leaves_programs() and not is_awaited:
+            if not tree.stop_leftovers() and not is_awaited:
                 tree.kill()
 
     def _on_reaped(self, pid: int, code: int) -> None:
@@ -571,14 +571,14 @@ class Processes:
                 self._on_standby_end(standby.child.rank, code)
                 return
         if any(child.tree.is_reaped for child in self.alive_children()):
-            # It may be the program of such a child, whose messages have not been read.
+            # The orphan may be the program of such a child, whose last messages were not read yet.
             self._orphan_codes[pid] = code
 
     def _on_standby_end(self, rank: int, code: int) -> None:
         """Log the end of a standby process, and start another if it was killed.
 
-        The new one starts at once if the ranks of this host run steps or the host is a spare, else
-        later.
+        The new one starts at once if the ranks of this host run steps or the host is a spare, and
+        otherwise with the first step.
         """
         self._killed_standbys += 1
         self._has_failed_standby = code >= 0 or self._killed_standbys >= MAX_KILLED_STANDBYS
@@ -586,7 +586,7 @@ class Processes:
         if self._has_failed_standby:
             consequence = "restarts will take longer"
         self._say(f"the standby process of rank {rank} ended with {code}; {consequence}")
-        if self.have_stepped:
+        if self.have_all_stepped:
             self.keep_standbys()
 
     def _finish_child(self, child: Child, code: int, ended_at: float) -> None:
@@ -602,14 +602,14 @@ class Processes:
         awaits_program = code == contract.DONE and tree.awaits_program(
             waited_s, FIRST_PYTHON_TIMEOUT_S
         )
-        if tree.leaves_programs() or awaits_program:
+        if tree.stop_leftovers() or awaits_program:
             self._loop.call_later(
                 LEFTOVER_POLL_S, lambda: self._finish_child(child, code, ended_at)
             )
             return
         if not tree.is_killed:
             if (program_code := self._orphan_codes.pop(tree.program_pid, None)) is not None:
-                child.end.code, child.end.decides = program_code, True
+                child.end.code, child.end.overrides_shell = program_code, True
             tree.kill()
         # A killed program may still hold devices, ports and locks that the next attempt needs.
         if tree.has_killed_processes() and waited_s < KILLED_TIMEOUT_S:

@@ -1,10 +1,11 @@
-"""How the program of a rank has ended, where a wrapper does not say so. Pure.
+"""End of a rank's program: its exit code, signal or exception, even behind a wrapper.
 
-The agent sees the exit code of the process that it has started. A wrapper may translate the code of
-the program, or end with 0 whatever the program did (`wandb agent`). The program is what joined JAX
-or reported, so its exception, code or signal decides. Only the exit code of a shell counts more,
-because a script says which failures it handles (`|| true`), unless the shell knows nothing: in a
-pipeline, or if a Python below it has ended with 0 after its child has failed.
+The agent sees only the exit code of the process that it has started. That process may be a wrapper,
+which may translate the exit code of the program, or end with 0 even if the program failed (`wandb
+agent`). The process that joined JAX or reported progress is the program, and its exception, code or
+signal counts. A shell is an exception: its exit code counts, because a script chooses which
+failures it handles (`|| true`), unless it cannot know of the failure: in a pipeline, or if a Python
+below the shell ended with 0 although its child had failed. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.root_cause import is_signal_exit_code
 from jaxlaunch.records.verdict import MAX_SIGNAL
 
-# The exit code of a Python that raises.
+# Exit code of a Python that an exception ends.
 RAISED = 1
 # The end of the message of a CalledProcessError, as Python's subprocess writes it.
 _CHILD_SIGNAL = re.compile(r"died with <Signals\.\w+: (\d+)>\.$")
-# What `setsid --wait` of util-linux prints when its child was killed.
+# Line that `setsid --wait` of util-linux prints when its child was killed.
 _SETSID_SIGNAL = re.compile(rb"setsid: child \d+ did not exit normally")
 
 
 @dataclasses.dataclass
 class ProgramEnd:
-    """What is known of the end of a rank's program.
+    """Reported facts about the end of a rank's program.
 
     Attributes:
         error: The exception that ended the program.
         task_error: The exception of a task that a worker of a pool sent to its parent.
-        other_error: The exception of another Python: a wrapper, or what one starts before the
-            program.
+        other_error: The exception of a Python that is not the program: a wrapper, or a process that
+            a wrapper started.
         code: Exit code of the program, or minus the signal.
-        parent_pid: The Python that has waited for the program, 0 if none has said so.
-        was_stopped: Whether a wrapper has sent it a signal, for reasons of its own.
-        decides: Whether its end counts whatever a shell says.
-        was_first: Whether the program had ended before the process that started it.
+        parent_pid: Pid of the Python that reported the end of the program as its child, else 0.
+        was_signalled: Whether a wrapper has sent the program a signal to end.
+        overrides_shell: Whether the end of the program counts even behind a shell.
+        ended_first: Whether the program ended before the process that the agent started.
     """
 
     error: Mapping[str, Any] | None = None
@@ -47,16 +48,16 @@ class ProgramEnd:
     other_error: Mapping[str, Any] | None = None
     code: int | None = None
     parent_pid: int = 0
-    was_stopped: bool = False
-    decides: bool = False
-    was_first: bool = False
+    was_signalled: bool = False
+    overrides_shell: bool = False
+    ended_first: bool = False
 
-    def take_child(self, parent_pid: int, code: int) -> None:
-        """Record how the program ended, as its parent says."""
+    def record_child_end(self, parent_pid: int, code: int) -> None:
+        """Record the exit code of the program that its parent has reported."""
         self.parent_pid, self.code = parent_pid, code
 
     def take_other_error(self, error: Mapping[str, Any], *, is_killed: bool) -> None:
-        """Record the exception of a Python that is not the program.
+        """Record the exception that ended a Python that is not the program.
 
         Args:
             error: The exception.
@@ -69,9 +70,13 @@ class ProgramEnd:
             self.other_error = error
 
     def take_other_exit(self, pid: int, code: int | None) -> None:
-        """Record that another Python ends by itself, and the argument of its sys.exit."""
+        """Record the exit of another Python, and the argument of its sys.exit.
+
+        If it is the parent of the failed program and ends with 0, a shell above it cannot know of
+        the failure.
+        """
         if pid == self.parent_pid and not code and self.code != contract.DONE:
-            self.decides = True
+            self.overrides_shell = True
 
     def find_error(self, code: int) -> Mapping[str, Any] | None:
         """Return the exception that explains an exit code of the rank, if one is known."""
@@ -84,33 +89,35 @@ class ProgramEnd:
         *,
         is_below_shell: bool,
         has_left: bool,
-        kept_codes: Collection[int],
+        requeue_codes: Collection[int],
         last_line: bytes,
     ) -> int:
-        """Return how the rank ended: its exit code, or minus the signal that killed the program.
+        """Return the exit code of the rank, or minus the signal that killed the program.
 
         Args:
             code: Exit code of the process that was started, or minus the signal.
             is_below_shell: Whether a shell has started the program or one of its wrappers.
             has_left: Whether the program ended by itself.
-            kept_codes: Exit codes that ask for a restart, which a wrapper may choose.
+            requeue_codes: Exit codes that ask for a restart. A wrapper may end with one of them
+                for any end of the program.
             last_line: The last line of output.
         """
-        was_killed = self.was_first and not has_left
-        is_above_shell = self.decides or not is_below_shell
-        own_code = None if self.was_stopped and (self.code or 0) < 0 else self.code
-        if own_code is not None and code not in kept_codes:
+        was_killed = self.ended_first and not has_left
+        is_above_shell = self.overrides_shell or not is_below_shell
+        # A signal that a wrapper sent is no failure of the program.
+        program_code = None if self.was_signalled and (self.code or 0) < 0 else self.code
+        if program_code is not None and code not in requeue_codes:
             is_hidden = code == contract.DONE and is_above_shell
-            is_failure = code != contract.DONE and own_code != contract.DONE
+            is_failure = code != contract.DONE and program_code != contract.DONE
             if is_hidden or (is_failure and (is_above_shell or was_killed)):
-                return own_code
+                return program_code
         return code if code == contract.DONE or not was_killed else _read_signal(code, last_line)
 
 
 def _read_signal(code: int, last_line: bytes) -> int:
-    """Return minus the signal that a wrapper passes on by its exit code, else the code.
+    """Return minus the signal that an exit code stands for, or the code if there is none.
 
-    It is 128 plus the signal, as of shells, or `sys.exit(-9)`, which Python turns into 247.
+    Shells end with 128 plus the signal, and Python turns `sys.exit(-9)` into 247.
     """
     if is_signal_exit_code(code):
         return 128 - code

@@ -1,4 +1,9 @@
-"""Reports of a host's processes: to the leader, the run folder and requests for profiles."""
+"""Reports of a host's processes to the leader, metrics of its rank 0, and requests for profiles.
+
+`RankReports` turns messages and ends of processes into heartbeats and events for the leader.
+`ProgramMetrics` writes the metrics that a user's program reports. `Profiles` passes requests of
+`launcher profile` to the processes.
+"""
 
 from __future__ import annotations
 
@@ -34,28 +39,26 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.host_load import HostLoad
 from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, replace_non_finite
 
-# A process may send this many notes.
+# Largest number of notes of one process.
 MAX_NOTES = 50
 MAX_NOTE_CHARS = 2000
-# The stacks of one rank are cut to this length in messages and in the summary.
+# The stacks of one rank, and the end of its output, are cut to this length in messages.
 MAX_STACKS_CHARS = 16_000
-# A program whose wrapper runs on is reported as lost after this time.
+# A program that has ended behind a wrapper is reported as lost after this time.
 LOST_PROGRAM_S = 0.5
-# The processes get this long to write their stacks.
+# Processes must write their stacks within this time.
 STACKS_TIMEOUT_S = 2.0
-# The cause of contract.RESTART_CAUSES by the phase of rank 0, where the names differ.
+# Cause in contract.RESTART_CAUSES by phase of rank 0, if their names differ.
 _RESTART_CAUSE_BY_PHASE = {"init": "rendezvous", "step": "first_step"}
 _NO_HOOK_WARNING = (
     "rank {rank} has not loaded jaxlaunch's sitecustomize.py: it runs `python -I` or `python -S`, "
-    "has another "
-    "PYTHONPATH, or is not Python. So jax.distributed.initialize() without arguments does not "
-    "find the other "
-    "processes, and neither progress nor exceptions are reported"
+    "has another PYTHONPATH, or is not Python. So jax.distributed.initialize() without arguments "
+    "does not find the other processes, and neither progress nor exceptions are reported"
 )
 
 
 class RankReports:
-    """Sends the reports and the ends of processes to the leader."""
+    """Reports the statuses, events and ends of this host's processes to the leader."""
 
     def __init__(
         self,
@@ -76,13 +79,13 @@ class RankReports:
         self._beat_at = time.monotonic()
         self._oom_kills = resources.count_oom_kills()
         self._changes = StatusChanges()
-        # Ranks whose timeout was reported in this attempt, and ranks about which a warning on the
-        # site hook was sent.
+        # Ranks of this attempt whose exceeded timeout was reported, and ranks whose missing site
+        # hook was.
         self._overdue_ranks: set[int] = set()
         self._ranks_without_hook: set[int] = set()
-        # When the program of a rank was lost while its wrapper ran on; infinite once reported.
+        # By rank, when its program ended behind a wrapper; infinite once reported.
         self._lost_at: dict[int, float] = {}
-        # Ranks of which the OOM killer has killed a process in this attempt.
+        # Ranks with a process that the OOM killer killed in this attempt.
         self._oom_ranks: set[int] = set()
 
     def start_attempt(self) -> None:
@@ -107,7 +110,7 @@ class RankReports:
         if is_leaving and (child.tree.is_program or child.progress.status.waits):
             self.send_event(EventKind.LEFT, child)
         if "note" in message and self._leader.is_admitted:
-            # Each note is sent once, and no more notes than the summary holds.
+            # Each note is sent only once.
             note = str(message["note"])[:MAX_NOTE_CHARS]
             if note not in child.notes and len(child.notes) < MAX_NOTES:
                 child.notes.add(note)
@@ -117,10 +120,10 @@ class RankReports:
         if "metrics" in message and child.rank == 0:
             step = message.get("of", child.progress.status.step)
             self._metrics.add_step(step, message["metrics"])
-        # These may be the last reports that the leader receives, so they are sent at once.
+        # This may be the last report of the process, so it is sent at once.
         if "stopped" in message or "committed" in message or message.get("phase") == "done":
             self.send_beat()
-        if "phase" in message and not self._state.is_stopping and self._processes.have_stepped:
+        if "phase" in message and not self._state.is_stopping and self._processes.have_all_stepped:
             self._processes.keep_standbys()
 
     def take_end(self, child: Child, code: int) -> None:
@@ -128,19 +131,19 @@ class RankReports:
         self.check_hellos([child])
         if child.rank == 0:
             self._metrics.finish()
-        # A SIGKILL may be from the OOM killer, also of a program whose wrapper hides the signal.
+        # The OOM killer sends SIGKILL. A wrapper of the program may hide that signal.
         is_killed = code == -signal.SIGKILL or (code != 0 and child.has_vanished_program)
         is_oom = is_killed and self._is_oom_kill(child)
         if is_oom:
             code = -signal.SIGKILL
-        # Before the exit code 0 of a shell, which would say that the rank is done.
+        # The failure must precede the exit event: the exit code 0 of a shell would mean success.
         self._report_hidden_failure(child, code)
         self.send_beat()
         text = child.tail_text[-MAX_STACKS_CHARS:]
         self.send_event(EventKind.EXIT, child, exit=code, oom=is_oom, text=text)
 
     def _report_hidden_failure(self, child: Child, code: int) -> None:
-        """Report how the Python process of a wrapper failed, if the exit code does not say it."""
+        """Report a failure of the program that the exit code of its wrapper does not show."""
         tree, status = child.tree, child.progress.status
         is_failure = code > 0 and not is_signal_exit_code(code)
         is_lost = code == 0 and not status.left and not self._state.is_stopping
@@ -157,14 +160,14 @@ class RankReports:
             text = child.tail_text[-MAX_STACKS_CHARS:]
             self.send_event(EventKind.UNFINISHED, child, text=text)
         elif is_lost and tree.has_joined and child.has_unknown_end:
-            self._send_loss(child, is_handled=False)
+            self._send_lost_program(child, is_handled=False)
 
     def send_event(self, kind: EventKind, child: Child, **fields: Any) -> None:
         """Report an event of a process, with its status."""
         self._leader.send("event", kind=kind.value, **self._status_fields(child), **fields)
 
     def check_hellos(self, children: Sequence[Child]) -> None:
-        """Warn once of each process of this attempt that has not loaded our site hook."""
+        """Warn once about each process of this attempt that has not loaded our site hook."""
         for child in children:
             is_current = self._processes.children.get(child.rank) is child
             has_hook = child.progress.has_hello or child.rank in self._ranks_without_hook
@@ -179,10 +182,10 @@ class RankReports:
         """Ask every process to write its stacks, and query NCCL."""
         for child in self._processes.alive_children():
             child.dump_stacks()
-        question = None
+        nccl_query = None
         if should_query_nccl(self._config.job.platform, self._config.host):
-            question = NcclQuery(os.environ)
-        self._stacks = _StackDump(time.monotonic() + STACKS_TIMEOUT_S, question)
+            nccl_query = NcclQuery(os.environ)
+        self._stacks = _StackDump(time.monotonic() + STACKS_TIMEOUT_S, nccl_query)
 
     def tick(self, now: float) -> None:
         """Send reports that are due."""
@@ -193,7 +196,7 @@ class RankReports:
             self._check_lost_programs(now)
         if (dump := self._stacks) is None:
             return
-        # Reading stacks opens a file of every process, so it is done only while they are awaited.
+        # Stacks are read only while they are awaited, because each process has a file of its own.
         if dump.is_awaited:
             children = self._processes.alive_children()
             if dump.is_complete({child.rank: child.stacks_text for child in children}, now):
@@ -215,7 +218,7 @@ class RankReports:
         self._leader.send("beat", attempt=self._state.attempt, ranks=changes, metrics=metrics)
 
     def _send_program_end(self, child: Child, message: Mapping[str, Any]) -> None:
-        """Report the exception or the kill of a program, which its wrapper may handle."""
+        """Report an exception or a kill of the program, which a wrapper may handle."""
         is_handled = not child.tree.is_program or message.get("handled", False)
         is_decisive = not is_handled or message.get("fatal", False)
         if GONE in message:
@@ -223,15 +226,15 @@ class RankReports:
         elif CHILD_ENDED in message:
             if child.tree.has_joined and child.end.error is None:
                 self._lost_at[child.rank] = math.inf
-                self._send_loss(child)
+                self._send_lost_program(child)
         elif is_decisive or child.tree.has_joined:
             error = message["error"]
             self.send_event(EventKind.ERROR, child, error=error, is_handled=not is_decisive)
 
-    def _send_loss(self, child: Child, *, is_handled: bool = True) -> None:
-        """Report that a program has ended behind its wrapper, unless that has ended it."""
+    def _send_lost_program(self, child: Child, *, is_handled: bool = True) -> None:
+        """Report the end of a program behind its wrapper, unless the wrapper ended it."""
         code = child.end.code
-        if child.end.was_stopped and (code is None or code < 0):
+        if child.end.was_signalled and (code is None or code < 0):
             return
         is_killed = code in (None, -signal.SIGKILL)
         fields = {"is_handled": is_handled, "oom": is_killed and self._is_oom_kill(child)}
@@ -242,9 +245,10 @@ class RankReports:
             self.send_event(EventKind.EXIT, child, exit=code, text=text, **fields)
 
     def _is_oom_kill(self, child: Child) -> bool:
-        """Return whether the OOM killer has killed a process since the last other kill.
+        """Return whether the OOM killer has killed a process of the rank in this attempt.
 
-        Outside a container its counter is for the whole machine.
+        Its counter has no pids, so an increase since the last call counts for this rank. Outside of
+        a container the counter is ignored, because it is for the whole machine.
         """
         kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
         if self._config.is_pod and self._oom_kills > kills_before:
@@ -252,17 +256,18 @@ class RankReports:
         return child.rank in self._oom_ranks
 
     def _check_lost_programs(self, now: float) -> None:
-        """Report programs that were killed while the wrapper that started them runs on.
+        """Report programs that have ended behind a wrapper that is still running.
 
-        The wrapper may handle this, so alone it is not a fault. It explains failures of the peers.
+        The wrapper may handle this, so the event alone is no fault. It explains failures of the
+        peers.
         """
         for child in self._processes.alive_children():
             if not (child.tree.has_joined and child.has_vanished_program):
                 self._lost_at.pop(child.rank, None)
-            # What the program wrote before its end may not have been read.
+            # Reports that the program wrote before its end may not have been read yet.
             elif now - self._lost_at.setdefault(child.rank, now) > LOST_PROGRAM_S:
                 self._lost_at[child.rank] = math.inf
-                self._send_loss(child)
+                self._send_lost_program(child)
 
     def _status_fields(self, child: Child) -> dict[str, Any]:
         """Return the fields of a message that carries the complete status of a rank."""
@@ -275,7 +280,7 @@ class RankReports:
         if self._clock is None or child.rank != 0 or self._state.verdict is not None:
             return
         now, status = time.monotonic(), child.progress.status
-        # Each of these messages begins another cause of contract.RESTART_CAUSES.
+        # These messages begin the next cause of contract.RESTART_CAUSES.
         if message.get("hello") == "site":
             self._clock.restart.enter_cause("import", now)
         elif "joined" in message:
@@ -299,7 +304,7 @@ class RankReports:
             is_reported = child.rank in self._overdue_ranks
             if is_reported or timeout is None or timeout.left_s >= 0:
                 continue
-            # A phase says nothing once the Python that reported it has ended.
+            # The phase is outdated once the program that reported it has ended.
             if child.tree.has_lost_program and timeout.key != contract.FIRST_STEP:
                 continue
             self._overdue_ranks.add(child.rank)
@@ -309,7 +314,7 @@ class RankReports:
 
 
 class _StackDump:
-    """Stacks of the processes and the answer of NCCL, until both were sent."""
+    """Stacks of the processes and the answer of NCCL, until both are sent."""
 
     def __init__(self, deadline: float, nccl: NcclQuery | None) -> None:
         self._deadline, self._nccl = deadline, nccl
@@ -318,8 +323,10 @@ class _StackDump:
 
     def is_complete(self, texts: Mapping[int, str], now: float) -> bool:
         """Return whether to send the stacks: no text grows any more, or the time is over."""
-        texts_before, self._texts = self._texts, texts
-        is_growing = any(not text or text != texts_before.get(rank) for rank, text in texts.items())
+        previous_texts, self._texts = self._texts, texts
+        is_growing = any(
+            not text or text != previous_texts.get(rank) for rank, text in texts.items()
+        )
         return not is_growing or now >= self._deadline
 
     def take_texts(self) -> Mapping[int, str]:
@@ -337,11 +344,11 @@ class _StackDump:
 
 # --- metrics --------------------------------------------------------------------------------------
 
-# The period of lines on the screen.
+# Time between two lines on the screen.
 PRINT_PERIOD_S = 10.0
-# While storage stalls, this many rows are kept and more are dropped.
+# While storage stalls, at most this many rows are queued and further ones are dropped.
 MAX_QUEUED_ROWS = 1000
-# The time to write queued rows after the program has ended.
+# Time to write the queued rows after the program has ended.
 FINAL_WRITE_S = 5.0
 
 Row = tuple[int, Mapping[str, Any]]
@@ -350,30 +357,40 @@ Row = tuple[int, Mapping[str, Any]]
 class ProgramMetrics:
     """Writes the metrics that rank 0 of a program reports with `jaxlaunch.report`.
 
-    They go where the built-in trainer writes its own: to metrics.jsonl, to TensorBoard events and,
-    every few seconds, to the screen. A thread writes the files, since storage may stall for longer
-    than a host may be silent. `note` is called with a sentence if the files cannot be written.
+    The destinations are those of the built-in trainer: metrics.jsonl, TensorBoard events and, every
+    few seconds, the screen. A thread writes the files, because storage may stall for longer than a
+    host may be silent.
     """
 
     def __init__(
-        self, folder: Path | None, say: Callable[[str], None], note: Callable[[str], object]
+        self,
+        folder: Path | None,
+        say: Callable[[str], None],
+        say_from_thread: Callable[[str], None],
     ) -> None:
-        self._folder, self._say, self._note = folder, say, note
-        # The newest metrics, until they are sent to the leader.
+        """Create the object; it writes nothing to files without a run folder.
+
+        Args:
+            folder: Run folder, or None.
+            say: Writes a message for people.
+            say_from_thread: The same for the writing thread, if a file cannot be written.
+        """
+        self._folder, self._say, self._say_from_thread = folder, say, say_from_thread
+        # The newest metrics that were not sent to the leader yet.
         self.unsent: Mapping[str, Any] | None = None
         self._printed_at = time.monotonic()
         self._unprinted: Row | None = None
         self._host_load = HostLoad()
         self._rows: queue.Queue[Row | None] | None = None
         self._writer: threading.Thread | None = None
-        # The tracker of the job writes the events then, with more than these numbers.
+        # A TensorBoard tracker of the job writes the events itself, with more than these numbers.
         self._has_events = _tracker_name(os.environ) != "tensorboard"
 
     def add_step(self, step: int | None, metrics: Mapping[str, Any]) -> None:
-        """Record the numbers of a step, unless our own loop writes them."""
+        """Record the metrics of a step. The built-in loop writes its own to the files."""
         self.unsent = metrics
-        kinds = (int, float, type(None))
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, kinds)}
+        types = (int, float, type(None))
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, types)}
         if step is None or STEP in metrics or not numbers:
             return
         if self._unprinted is not None and self._unprinted[0] == step:
@@ -387,7 +404,7 @@ class ProgramMetrics:
             self._enqueue((step, row | replace_non_finite(numbers)))
 
     def finish(self) -> None:
-        """Print the last numbers after the end, and wait until they are written."""
+        """Print the last numbers after the end of the program, and wait until all are written."""
         self._print_newest()
         if self._rows is not None and self._writer is not None:
             self._enqueue(None)
@@ -427,7 +444,7 @@ class ProgramMetrics:
                 if board is not None:
                     board.write(step, {f"train/{name}": value for name, value in scalars.items()})
         except OSError as error:
-            self._note(f"no more metrics.jsonl: {error}")
+            self._say_from_thread(f"no more metrics.jsonl: {error}")
         finally:
             for file in (journal, board):
                 if file is not None:
@@ -443,7 +460,7 @@ def _tracker_name(environ: Mapping[str, str]) -> str | None:
 # --- profiles -------------------------------------------------------------------------------------
 
 DEFAULT_STEPS = 5
-# In error messages, a wrong value is cut to this many characters.
+# Wrong values are cut to this length in error messages.
 MAX_SHOWN_CHARS = 60
 # The number of digits is limited because int() raises for thousands of them.
 _STEPS_PATTERN = re.compile(r"[0-9]{1,9}")
@@ -454,16 +471,16 @@ Reply = tuple[HTTPStatus, Mapping[str, Any]]
 class Profiles:
     """The newest request for a profile, and the answers of the processes.
 
-    The request is written to a file of each process. Only clients on this machine may send one:
-    `launcher profile` connects by loopback, in a pod through a port-forward.
+    A request is written to a file of each process. Only clients on this machine may send one:
+    `launcher profile` connects through loopback, and in a pod through a port-forward.
     """
 
     def __init__(self, is_trainer: bool, alive_children: Callable[[], Iterable[Child]]) -> None:
         """Create the object without a request.
 
         Args:
-            is_trainer: Whether the processes run the built-in trainer. Other programs can be
-                profiled if they use it.
+            is_trainer: Whether the job runs the built-in trainer. Another program can be profiled
+                only if it trains by `jaxlaunch.run`.
             alive_children: Returns the processes that have not ended.
         """
         self._is_trainer, self._alive_children = is_trainer, alive_children
@@ -516,12 +533,14 @@ class Profiles:
             return f"this job runs its own command; {only}, {others}"
         if not children:
             return "no process is running"
-        busy = [
+        busy_ranks = [
             rank
             for rank, answer in self._profile_state()["ranks"].items()
             if answer["state"] not in contract.PROFILE_END_STATES
         ]
-        return f"a profile is already being taken, on rank {', '.join(busy)}" if busy else None
+        if not busy_ranks:
+            return None
+        return f"a profile is already being taken, on rank {', '.join(busy_ranks)}"
 
     def _profile_state(self) -> dict[str, Any]:
         answers = {}

@@ -1,8 +1,8 @@
 """JSON lines over TCP between an agent and the leader: bounded, numbered, never blocking.
 
-A line is one object with a `type`. Once both ends know the leader's epoch, every line carries it
-and a counter. A line from another epoch or out of order closes the connection, and the other side
-connects again. The module also chooses and opens TCP ports.
+A line is one JSON object with a `type`. Once both ends know the leader's epoch, every line carries
+the epoch and a counter. A line from another epoch or out of order closes the connection, and the
+host connects again. The module also chooses and opens TCP ports.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from jaxlaunch.launcher.agent.io.tls import Channel
 
 
-# The longest lines are the stacks or the traceback of one rank, whose senders bound them.
+# The longest lines are the stacks or the traceback of one rank, which are cut before they are sent.
 MAX_LINE_BYTES = 256 * 1024
 # Until the epoch is known, the sender may be a stranger.
 MAX_GREETING_BYTES = 16 * 1024
-# How often a host sends a message, and after which silence either end counts as lost.
+# Interval at which a host sends messages, and silence after which either end counts as lost.
 HEARTBEAT_S, SILENCE_TIMEOUT_S = 1.0, 10.0
-# A peer that is further behind counts as lost.
+# A peer with more unread bytes counts as lost.
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 
 Message = dict[str, Any]
 
 
 def encode_message(kind: str, /, **fields: Any) -> bytes:
-    """Encode a message as JSON without its closing brace, before which links add their stamp."""
+    """Encode a message as JSON without the closing brace, which links add after their stamp."""
     text = json.dumps({"type": kind, **fields}, separators=(",", ":"), default=str)
     return text[:-1].encode("utf-8", "backslashreplace")
 
@@ -43,7 +43,7 @@ def create_channel(certificates: Path | None, *, is_server: bool) -> Channel | N
     """Create the encryption of a new connection, or return None for a gang without certificates."""
     if certificates is None:
         return None
-    # Importing ssl takes longer than everything else about an agent's connections.
+    # The import of ssl takes longer than everything else that concerns an agent's connections.
     from jaxlaunch.launcher.agent.io import tls
 
     contexts = tls.load_contexts(certificates)
@@ -51,7 +51,7 @@ def create_channel(certificates: Path | None, *, is_server: bool) -> Channel | N
 
 
 class Link:
-    """One connection. It calls `on_close` once, with the reason, unless this side closed it."""
+    """One connection. It calls `on_close` once, with the reason, unless `close` was called."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Link:
                 this gang.
 
         Raises:
-            OSError: The socket is closed already.
+            OSError: The other side has closed the socket already.
         """
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The address that accept returned, because a connection that was reset has none.
+        # The caller passes the address, because a connection that was reset no longer has one.
         self.peer = peer
         self.is_open = True
         self._epoch: str | None = None
@@ -93,7 +93,7 @@ class Link:
         self._channel = channel
         if channel is not None:
             self._outbox += channel.start_handshake()
-        # Whether the system accepts no more for now, or was not asked yet.
+        # Whether data must wait in the outbox until the socket is writable.
         self._is_full = bool(self._outbox)
         loop.watch(sock.fileno(), READ | WRITE if self._is_full else READ, self._on_ready)
 
@@ -114,7 +114,7 @@ class Link:
         self.send_encoded(encode_message(kind, **fields))
 
     def send_encoded(self, message: bytes) -> None:
-        """Queue an encoded message, so that one to thousands of hosts is encoded only once."""
+        """Queue an encoded message. A message to thousands of hosts is encoded only once."""
         if not self.is_open:
             return
         if self._epoch is None:
@@ -124,10 +124,7 @@ class Link:
             self._sent_count += 1
         if self._channel is not None:
             line = self._channel.encrypt(line)
-        if self._is_full:
-            self._queue_unsent(line)
-        else:
-            self._write_line(line)
+        self._write_data(line)
 
     def close(self) -> None:
         """Close the connection without calling `on_close`."""
@@ -147,11 +144,13 @@ class Link:
         if mask & READ and self.is_open:
             self._receive_lines()
 
-    def _write_line(self, line: bytes) -> None:
-        """Send a line while none is queued: the system nearly always accepts all of it at once."""
-        if (sent := self._send_bytes(line)) < len(line) and self.is_open:
+    def _write_data(self, data: bytes) -> None:
+        """Send data, and queue what the system does not accept. It nearly always accepts all."""
+        if self._is_full:
+            self._queue_unsent(data)
+        elif (sent_bytes := self._send_bytes(data)) < len(data) and self.is_open:
             self._set_full(True)
-            self._queue_unsent(line[sent:])
+            self._queue_unsent(data[sent_bytes:])
 
     def _queue_unsent(self, unsent: bytes) -> None:
         self._outbox += unsent
@@ -164,7 +163,7 @@ class Link:
             self._set_full(False)
 
     def _send_bytes(self, data: bytes | bytearray) -> int:
-        """Return how many bytes the system accepted."""
+        """Return the number of bytes that the system has accepted."""
         try:
             return self._sock.send(data)
         except BlockingIOError:
@@ -203,7 +202,7 @@ class Link:
         self._fail(f"it sent a line of more than {self._max_line_bytes} bytes")
 
     def _decrypt(self, data: bytes, channel: Channel) -> bytes:
-        """Return received data in plain text, and send the answer of the handshake."""
+        """Return the plaintext of received data, and send what the handshake answers."""
         from jaxlaunch.launcher.agent.io.tls import UntrustedPeerError
 
         plaintext, fault = b"", None
@@ -212,7 +211,7 @@ class Link:
         except UntrustedPeerError as error:
             fault = str(error)
         if answer := channel.encrypt(b""):
-            (self._queue_unsent if self._is_full else self._write_line)(answer)
+            self._write_data(answer)
         if fault is not None:
             self._fail(fault)
         return plaintext
@@ -240,12 +239,12 @@ def _error_reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-# Below the ephemeral range of Linux (from 32768) and the node ports of Kubernetes (from 30000): no
-# outgoing connection and no bind to port 0 can take one of these first, and a client that dials too
-# early cannot connect to itself.
+# The range is below the ephemeral ports of Linux (from 32768) and the node ports of Kubernetes
+# (from 30000). No outgoing connection and no bind to port 0 can therefore take one of these ports,
+# and a client that connects too early cannot connect to itself.
 PORT_RANGE = range(20_000, 30_000)
 MAX_PORT_TRIES = 1_000
-# All hosts of a job connect at once. The system caps this at net.core.somaxconn.
+# All hosts of a job connect at once. The system limits this to net.core.somaxconn.
 LISTEN_BACKLOG = 4_096
 
 
@@ -264,7 +263,7 @@ def choose_free_port() -> int:
 
 
 def bracket_ipv6(host: str) -> str:
-    """Return the host as written before `:port`, with an IPv6 address in brackets."""
+    """Return the host in the form for `host:port`, which has an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -1,7 +1,7 @@
 """Event loop of one thread: descriptors, timers, signals and ended child processes.
 
-It does not use `selectors`, which with thousands of connections takes as long as the callbacks
-themselves.
+It uses epoll directly. With thousands of connections, `selectors` would take as long as the
+callbacks themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
-# The longest wait if no timer is set.
+# Longest wait for an event if no timer is set.
 IDLE_S = 60.0
 
 # Called with the mask of the ready events.
@@ -26,15 +26,14 @@ ReadyCallback = Callable[[int], None]
 
 def wait_until_ready(fd: int, mask: int, timeout_s: float) -> bool:
     """Return whether a descriptor becomes ready within `timeout_s` seconds."""
-    # poll and not select: select raises ValueError for a descriptor above 1,023, which the leader
-    # of a large gang has.
+    # `select` raises ValueError for descriptors above 1,023, which the leader of a large gang has.
     poll = select.poll()
     poll.register(fd, mask)
     return bool(poll.poll(1000 * timeout_s))
 
 
 class Timer:
-    """Callback that is due later."""
+    """Callback that runs later, unless it is cancelled."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback: Callable[[], None] | None = callback
@@ -50,13 +49,13 @@ class Timer:
 
 
 class Loop:
-    """Runs callbacks until `stop`, those of descriptors before those of timers."""
+    """Event loop. In each turn, callbacks of descriptors run before those of timers."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         # Mask and callback of each descriptor.
         self._watched: dict[int, tuple[int, ReadyCallback]] = {}
-        # Descriptors whose watch began or ended since the last poll.
+        # Descriptors that were watched or unwatched since the last poll.
         self._changed_fds: set[int] = set()
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_numbers = itertools.count()
@@ -71,14 +70,14 @@ class Loop:
         self.watch(self._wake_read.fileno(), READ, lambda mask: self._drain_signals())
 
     def watch(self, fd: int, mask: int, callback: ReadyCallback) -> None:
-        """Call back whenever `fd` is ready. This replaces an earlier watch of the descriptor."""
+        """Call back whenever `fd` is ready. This replaces an earlier callback of `fd`."""
         change = self._epoll.modify if fd in self._watched else self._epoll.register
         change(fd, mask)
         self._watched[fd] = mask, callback
         self._changed_fds.add(fd)
 
     def unwatch(self, fd: int) -> None:
-        """End the watch of `fd`, if there is one."""
+        """Stop watching `fd`, if it is watched."""
         if self._watched.pop(fd, None) is not None:
             self._changed_fds.add(fd)
             # The descriptor may be closed already.
@@ -101,20 +100,20 @@ class Loop:
         self.call_later(seconds, run_and_reschedule)
 
     def on_signal(self, signal_number: int, callback: Callable[[], None]) -> None:
-        """Call back for a signal, from the loop."""
+        """Call back for a signal. The callback runs in the loop, not in the signal handler."""
         self._signals[signal_number] = callback
         signal.signal(signal_number, lambda *_: None)
 
     def on_child_exit(
         self, on_ending: Callable[[int], None], on_reaped: Callable[[int, int], None]
     ) -> None:
-        """Call back for every child that ends, adopted orphans included.
+        """Call back for every child that ends, including adopted orphans.
 
-        Other waits for a process, such as Popen.wait, get no exit code while the loop runs. Use
-        `on_exit_of` there.
+        While the loop runs, Popen.wait and the like get no exit codes; use `on_exit_of` instead.
 
         Args:
-            on_ending: Called with the pid while the kernel cannot reuse it yet.
+            on_ending: Called with the pid before the child is reaped, so that the kernel cannot
+                reuse the pid.
             on_reaped: Called with the pid and the exit code (or minus the signal) after the child
                 was reaped.
         """
@@ -137,13 +136,13 @@ class Loop:
         self.on_signal(signal.SIGCHLD, reap_children)
 
     def on_exit_of(self, pid: int, on_exit: Callable[[int], None]) -> None:
-        """Call back with the exit code of this child. It requires `on_child_exit`."""
+        """Call back with the exit code of this child. Requires `on_child_exit`."""
         self._exit_callbacks[pid] = on_exit
 
     def pause_between_polls(self, seconds: float) -> None:
         """Pause between two polls, so that each finds many ready descriptors.
 
-        With thousands of connections, waking up for each message would take most of the time.
+        With thousands of connections, a poll per message would take most of the time.
         """
         self._pause_s = seconds
 
@@ -161,11 +160,12 @@ class Loop:
                 timeout_s = max(0.0, self._timers[0][0] - time.monotonic())
             self._changed_fds.clear()
             for fd, events in self._epoll.poll(timeout_s, len(self._watched)):
-                # An earlier callback may have closed the descriptor, or opened another with its
-                # number.
+                # An earlier callback of this turn may have closed the descriptor, or opened another
+                # one with the same number.
                 if fd not in self._changed_fds:
                     mask, callback = self._watched[fd]
-                    # A broken connection is ready for everything that is watched.
+                    # A broken connection reports other events, and counts as ready for all that are
+                    # watched.
                     callback(mask & events or mask)
             while self._is_running and self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2].fire()

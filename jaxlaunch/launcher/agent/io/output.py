@@ -1,7 +1,7 @@
-"""Lines of child processes, to the agent's own streams and to one bounded log per rank.
+"""Output of child processes: pipes, the agent's own streams, and a bounded log per rank.
 
-Nothing here blocks the event loop for long: a stream whose reader is too slow loses its oldest
-lines.
+Lines arrive through `LinePipe`, and are written to an `OutputStream` and a `RankLog`. None of these
+blocks the event loop for long: a stream with a slow reader drops its oldest lines.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer, wait_unti
 from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import log_path
 
-# PIPE_BUF: a pipe that is ready accepts this much without blocking.
+# PIPE_BUF of Linux: a pipe that is ready for writing accepts this much without blocking.
 WRITE_CHUNK_BYTES = 4096
-# A slow reader may be this far behind before the oldest lines are dropped.
+# Largest size of the queued lines of a slow reader, before the oldest are dropped.
 MAX_QUEUED_BYTES = 4 * 1024 * 1024
-# At the end, this much is kept of the lines that a slow reader has not read in time.
+# At the end of the agent, this much is kept of the queued lines of a slow reader.
 FINAL_BYTES = 64 * 1024
 # First line of a log after a rotation.
 ROTATION_HEADER = b"(%d bytes of this log are before this file; logs.kept = %d bytes are kept)"
@@ -39,25 +39,33 @@ _ROTATION_HEADER_PATTERN = re.compile(
 class OutputStream:
     """stdout or stderr of the agent, which drops the oldest lines for a slow reader.
 
-    Blocking instead would stop heartbeats, so a paused terminal would look like a lost host. As
-    long as the reader has read something within the patience, nothing is dropped, and writers wait
-    while the stream is behind.
+    If the agent blocked instead, its heartbeats would stop, and a paused terminal would look like a
+    lost host. With a patience, nothing is dropped as long as the reader has read something within
+    that time; instead, programs must wait while the stream is behind.
     """
 
     def __init__(self, loop: Loop, fd: int, *, patience_s: float = 0.0) -> None:
+        """Create the stream.
+
+        Args:
+            loop: Event loop of the agent.
+            fd: Descriptor of the stream.
+            patience_s: Seconds for which programs wait for a reader that reads nothing.
+        """
         self._loop, self._fd, self._patience_s = loop, fd, patience_s
-        # When the reader last read something, or the first line arrived that it can read.
+        # Monotonic time at which the reader last read something, or at which the first line was
+        # queued after it had read everything.
         self._last_taken_at = time.monotonic()
         # Timer for the end of the patience, while the stream is behind.
         self._timer: Timer | None = None
         # Called when the stream is no longer behind.
         self.on_room: Callable[[], None] = lambda: None
-        # Nothing of the buffer is dropped, because its first line may be written in part.
+        # The next bytes to write. None of them is dropped, because a line may be written in part.
         self._buffer = bytearray()
         self._lines: deque[bytes] = deque()
-        # Bytes in _lines.
+        # Number of bytes in `_lines`.
         self._queued_bytes = 0
-        # Dropped lines that were not reported yet.
+        # Number of dropped lines that were not reported yet.
         self._dropped_lines = 0
         self._is_gone = False
 
@@ -75,7 +83,7 @@ class OutputStream:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether writers must wait; never if lines may be dropped."""
+        """Return whether programs must wait. This is False while lines may be dropped."""
         return self._is_patient and not self._is_gone and self._queued_bytes > MAX_QUEUED_BYTES // 4
 
     @property
@@ -83,10 +91,10 @@ class OutputStream:
         return time.monotonic() - self._last_taken_at < self._patience_s
 
     def flush(self, timeout_s: float) -> None:
-        """Write the queued lines for at most `timeout_s`; after half of it only the last.
+        """Write the queued lines for at most `timeout_s`, after half of it only the last ones.
 
-        With patience all lines are written until the reader is gone, because `launcher run` waits
-        for its own reader.
+        With a patience, all lines are written unless the reader is gone, because the reader is
+        `launcher run`, which reads everything.
         """
         if self._patience_s:
             self._write_while(lambda: True)
@@ -123,14 +131,14 @@ class OutputStream:
             del self._buffer[:written_bytes]
             self._last_taken_at = time.monotonic()
         self._check_room()
-        # A plain file is always ready, so only pipes and terminals are watched.
+        # A regular file is always ready, so only pipes and terminals are ever watched.
         if self._has_more():
             self._loop.watch(self._fd, WRITE, lambda mask: self._write_queued())
         else:
             self._loop.unwatch(self._fd)
 
     def _check_room(self) -> None:
-        """Let writers continue, or check again when the patience ends."""
+        """Let programs continue if there is room, or check again when the patience ends."""
         if not self.is_behind:
             self.on_room()
         elif self._timer is None and self._patience_s < math.inf:
@@ -154,11 +162,11 @@ class OutputStream:
 
 
 class RankLog:
-    """The log logs/rank-N.log of a start, with the last bytes of a rank's output over all attempts.
+    """The log logs/rank-N.log of a start, with the end of a rank's output over all attempts.
 
-    It has at most two files, and after a rotation only half of the bytes. The second file and every
-    later one begin with a line that says how much was before it, so the files alone show how much
-    was dropped.
+    It has at most two files, and each holds at most half of the kept bytes. After a rotation,
+    each new file begins with a line that says how many bytes of the log precede it, so that the
+    files alone show how much was dropped.
     """
 
     def __init__(
@@ -168,11 +176,11 @@ class RankLog:
         self._kept_bytes, self._on_error = kept_bytes, on_error
         self._file: BinaryIO | None = None
         self._file_bytes = 0
-        # Bytes of this log before the file.
+        # Number of bytes of the log before the current file.
         self._earlier_bytes = 0
 
     def write_line(self, text: bytes) -> None:
-        """Append a line without its newline. The first error is reported and ends the log."""
+        """Append a line, which is passed without its newline. The first error ends the log."""
         if self._path is None:
             return
         try:
@@ -219,7 +227,7 @@ READ_CHUNK_BYTES = 65536
 
 
 class LinePipe:
-    """Pipe whose lines are passed to `on_line`, long ones in pieces."""
+    """Pipe whose lines are passed to `on_line`. Long lines are passed in pieces."""
 
     def __init__(
         self,
@@ -228,8 +236,8 @@ class LinePipe:
         on_line: Callable[[bytes], None],
         path: str | None = None,
     ) -> None:
-        """Create the pipe, with the name `path` if any, under which other processes open it."""
-        # A pipe with a name has a writer of ours: without any, it would always be at its end.
+        """Create the pipe. With a `path`, it is a named pipe that other processes may open."""
+        # A named pipe is kept open for writing here. Without a writer, it would be at its end.
         self._path, self._writer = path, -1
         if path is None:
             self._fd, self.write_end = os.pipe()
@@ -261,7 +269,7 @@ class LinePipe:
                 self._loop.watch(self._fd, READ, self._on_ready)
 
     def drain(self) -> None:
-        """Read the bytes that are in the pipe now, but none that follow."""
+        """Read the bytes that are in the pipe now, but none that arrive later."""
         remaining_bytes = self._pending_bytes()
         while remaining_bytes > 0 and (count := self._read_chunk(remaining_bytes)):
             remaining_bytes -= count

@@ -1,10 +1,10 @@
 """Limits of this container: memory, open files, pinned memory, device files and disk.
 
-Host 0 raises its limit on open files, because it has a connection to every host and an image's
-default may be 1,024. Before a program starts, `find_fault` looks for reasons why it would fail:
+Host 0 raises its limit on open files, because it has a connection to every host and the default of
+an image may be 1,024. Before a program starts, `find_fault` looks for reasons why it would fail:
 device files that its user cannot open, and too little pinned memory for a fast network. The kubelet
-evicts a pod that exceeds a disk limit. Such a pod receives SIGTERM like any other, but it has only
-a second, and none of its conditions gives the cause, so `find_excess` measures the disk usage.
+evicts a pod that exceeds a disk limit. Such a pod receives SIGTERM like any other, but has only one
+second, and its conditions do not show the cause, so `find_excess` measures the disk usage.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.records.verdict import DiskExcess
 
-# Counters of the OOM killer in cgroup v2 and v1; a container sees its own. The kernel counts before
-# it sends SIGKILL.
+# Counters of the OOM killer in cgroup v2 and v1. A container sees only its own cgroup. The kernel
+# increments the counter before it sends SIGKILL.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -42,18 +42,20 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-# Number of the capability in linux/capability.h that removes the limit on pinned memory.
+# Capability that removes the limit on pinned memory, from linux/capability.h.
 CAP_IPC_LOCK = 14
 # Descriptors in addition to the connections: pipes of processes, logs, scrapes, connections without
 # a hello.
 SPARE_DESCRIPTORS = 256
+# Soft and hard limit on open files before `allow_connections` raised it; empty if it did not.
+_original_limits: list[tuple[int, int]] = []
 
 
 def allow_connections(connection_count: int) -> int | None:
     """Raise the limit on open files, and return the new limit if it is too low.
 
-    A process can raise its limit up to the one that its container was started with.
-    `restore_limits` undoes this in a child.
+    A process can raise its soft limit up to the hard limit of its container. `restore_limits`
+    undoes this in a child.
     """
     needed_limit = connection_count + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -77,32 +79,29 @@ def allow_pinning() -> int | None:
 
 
 def _has_capability(bit: int) -> bool:
-    # The text is empty if the system is not Linux.
+    # The file does not exist on systems other than Linux.
     match = re.search(r"^CapEff:\s*(\w+)", _read_text(Path("/proc/self/status")), re.MULTILINE)
     return match is not None and bool(int(match[1], 16) >> bit & 1)
 
 
 def restore_limits() -> None:
-    """Restore the limit on open files in a child, which may call select(2)."""
+    """Restore the limit on open files in a child. With a high limit, select(2) may fail there."""
     if _original_limits:
         resource.setrlimit(resource.RLIMIT_NOFILE, _original_limits[0])
 
 
-_original_limits: list[tuple[int, int]] = []
-
-
 DEV = Path("/dev")
-# A limit on pinned memory up to this was not chosen for a fast network. The default of Linux is 64
-# KiB, and 8 MiB since 5.16. The highest that a distribution sets for all containers is 64 MiB
-# (gardenlinux, pull request 170).
+# A limit on pinned memory of at most this size is a default that was not chosen for a fast network.
+# The default of Linux is 64 KiB, and 8 MiB since 5.16. The highest default of a distribution for
+# all containers is 64 MiB (gardenlinux, pull request 170).
 SMALL_PINNING_BYTES = 64 * 1024 * 1024
 
 
 def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
-    """Return why programs could not use their devices or network here, with the fix.
+    """Return the reason why programs cannot use their devices or network here, with the fix.
 
-    This opens no files, because a VFIO group can be open only once at a time. It raises the limit
-    on pinned memory.
+    This opens no device files, because a VFIO group can be open only once at a time. It raises the
+    limit on pinned memory.
     """
     if job.platform == "tpu":
         # libtpu pins the memory that its chips read.
@@ -127,7 +126,7 @@ def _tpu_files(dev: Path) -> Iterator[Path]:
 
 
 def _closed_device_message(path: Path, accelerator: str, is_pod: bool) -> str:
-    """Explain a closed device file, about which JAX says only that it found no TPU."""
+    """Explain that a device file cannot be opened. JAX would only say that it found no TPU."""
     status, uid = path.stat(), os.geteuid()
     mode = f"{stat.S_IMODE(status.st_mode):04o}"
     problem = f"cannot open {path} as uid {uid}: its owner is uid {status.st_uid}, its mode {mode}"
@@ -151,14 +150,14 @@ def _small_pinning_message(job: AgentJob, limit_bytes: int) -> str:
     )
 
 
-# An evicted pod has about one second.
+# The measurement must be short, because an evicted pod has about one second.
 MEASURE_TIMEOUT_S = 0.4
 
 
 def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
     """Return the disk limit that this host exceeds, or None if its folders exceed none.
 
-    The log of the pod is not measured, and only a part of a folder with very many files.
+    The log of the pod is not measured. A folder with very many files is measured only in part.
     """
     deadline, total_bytes = time.monotonic() + MEASURE_TIMEOUT_S, 0
     scratch = {posixpath.normpath(folder): limit for folder, limit in job.scratch.items()}
@@ -176,12 +175,12 @@ def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
 
 
 def _measure_disk_usage(folder: str, scratch: Collection[str], deadline: float) -> int:
-    """Return the bytes of a folder on its own disk, without mounted scratch folders.
+    """Return the bytes of a folder, without other volumes and scratch folders below it.
 
-    Counting stops at the deadline, in monotonic seconds.
+    The measurement stops at the deadline, in monotonic seconds.
     """
     total_bytes, pending_folders = 0, [folder]
-    # Inodes with several names that were counted already.
+    # Inodes with several hard links that were counted already.
     counted_inodes: set[int] = set()
     try:
         device = os.stat(folder).st_dev
@@ -206,6 +205,6 @@ def _measure_disk_usage(folder: str, scratch: Collection[str], deadline: float) 
                     if is_dir:
                         pending_folders.append(entry.path)
         except OSError:
-            # The folder was removed meanwhile, or is not readable.
+            # The folder has been removed, or is not readable.
             continue
     return total_bytes

@@ -1,7 +1,8 @@
-"""TLS between agents of a gang whose Secret has certificates, without the connection itself.
+"""TLS between agents of a gang whose Secret has certificates.
 
-Both ends show a certificate that the job's own authority signed. No host name is compared, because
-that authority signs for this job only. `link` sends and receives the encrypted data.
+Both ends present a certificate that the job's own authority has signed. Host names are not checked,
+because that authority signs only for this job. This module only encrypts and decrypts; `link` sends
+and receives the data.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from pathlib import Path
 
 from jaxlaunch.contract import AUTHORITY, CERTIFICATE, CERTIFICATE_KEY
 
-# Bytes that are decrypted in one call.
+# Number of bytes that are decrypted in one call.
 READ_CHUNK_BYTES = 65536
 
 
 class UntrustedPeerError(Exception):
-    """The other end has no certificate of this job, or does not accept this host's."""
+    """The other end has no certificate of this job, or does not accept that of this host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,42 +54,42 @@ def _create_context(protocol: ssl._SSLMethod, folder: Path) -> ssl.SSLContext:
 
 
 class Channel:
-    """Encryption of one connection, without the connection itself."""
+    """Encryption of one connection. It does no I/O."""
 
     def __init__(self, context: ssl.SSLContext, *, is_server: bool) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=is_server)
         self._is_ready = False
-        # Text to send once the handshake has ended.
-        self._pending_text = bytearray()
+        # Plaintext to send once the handshake has ended.
+        self._pending_plaintext = bytearray()
 
     def start_handshake(self) -> bytes:
         """Return the first bytes to send: a client's greeting, or nothing for a server."""
         self.decrypt(b"")
         return self.encrypt(b"")
 
-    def encrypt(self, text: bytes) -> bytes:
-        """Return the bytes to send next, of the handshake or the encrypted text."""
-        self._pending_text += text
-        if self._is_ready and self._pending_text:
-            self._tls.write(self._pending_text)
-            self._pending_text.clear()
+    def encrypt(self, plaintext: bytes) -> bytes:
+        """Return the bytes to send next: of the handshake, or the encrypted plaintext."""
+        self._pending_plaintext += plaintext
+        if self._is_ready and self._pending_plaintext:
+            self._tls.write(self._pending_plaintext)
+            self._pending_plaintext.clear()
         return self._out.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """Return the text of received data. Afterwards `encrypt` may have bytes to send.
+        """Return the plaintext of received data. Afterwards `encrypt` may have bytes to send.
 
         Raises:
             UntrustedPeerError: The handshake or the connection failed.
         """
         self._in.write(data)
-        text = bytearray()
+        plaintext = bytearray()
         try:
             if not self._is_ready:
                 self._tls.do_handshake()
                 self._is_ready = True
             while chunk := self._tls.read(READ_CHUNK_BYTES):
-                text += chunk
+                plaintext += chunk
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLCertVerificationError as error:
@@ -97,4 +98,4 @@ class Channel:
         except ssl.SSLError as error:
             reason = (error.reason or str(error)).lower().replace("_", " ")
             raise UntrustedPeerError(f"TLS: {reason}") from None
-        return bytes(text)
+        return bytes(plaintext)

@@ -1,1 +1,1 @@
-"""The leader of the gang, on host 0."""
+"""The leader of the gang, which runs on host 0."""

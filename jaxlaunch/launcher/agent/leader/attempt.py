@@ -1,9 +1,9 @@
-"""One attempt as the leader sees it, from its symptoms to the verdict. Pure.
+"""One attempt as the leader sees it, from its symptoms to the verdict.
 
-Statuses and symptoms are kept in `RankStatuses`, `Symptoms` and `Hang`, and
-`Attempt.decide_verdict` evaluates them. When a host dies, its peers fail within milliseconds, so a
-symptom is believed only after something closer to the cause could have arrived. Once a stop was
-requested, every symptom is part of the stop, and the verdict says what was saved.
+Reports of hosts update `RankStatuses`, `Symptoms` and `Hang`, and `Attempt.decide_verdict`
+evaluates these. When a host dies, its peers fail within milliseconds, so a symptom is believed only
+after a symptom that is closer to the cause could have arrived. Once a stop was requested, every
+symptom counts as part of the stop, and the verdict says what was saved. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -44,21 +44,24 @@ from jaxlaunch.records.verdict import (
     verdict_for_code,
 )
 
-# A program that reports no phases has no timeouts. This long after a rank has finished, and again
-# after each such time, the stacks of the others show whether all of them wait in JAX. JAX's own
-# shutdown timeout is as long.
+# A program that reports no phases has no timeouts. At this interval after a rank has finished, the
+# stacks of the others are checked: all of them may wait for that rank in JAX. JAX's own shutdown
+# timeout is as long.
 FINISHED_WAIT_S = 300.0
-# The same for a rank that asks for a restart. The others leave together with it, or not at all.
+# The same interval after a rank has asked for a restart. It is short, because the other ranks
+# either end at the same time or wait forever.
 REQUEUE_WAIT_S = 5.0
-# How JAX ends a rank whose peers are gone, by itself and behind a shell.
+# Exit codes of a rank that JAX aborts because its peers are gone, without and with a shell.
 ABORT_CODES = (-signal.SIGABRT, 128 + signal.SIGABRT)
-# Failures of a program whose wrapper may end with 0.
+# Failures of a program that remain failures if its wrapper or its shell ends with 0.
 HIDDEN_FAILURES = (EventKind.ERROR, EventKind.UNFINISHED, EventKind.GONE)
-# Symptoms that other hosts show when one dies.
+# Closeness of the symptoms that other hosts show when a host dies.
 LOST_HOST_ECHOES = (Closeness.ABORT, Closeness.ECHO)
-# A message that arrives within this time after a symptom may have been sent before it.
+# A message that arrives within this time after a symptom may have been sent before the symptom
+# occurred.
 IN_FLIGHT_S = 0.2
-# The peers of a program that ends fail within this time, even if only JAX's heartbeats show it.
+# When a program ends, its peers fail within this time, even if they notice only by JAX's
+# heartbeats.
 HANDLED_S = 2.0 * contract.HEARTBEAT_TIMEOUT_S
 # If a host is lost while ranks save, the others wait for it no longer than this.
 SAVE_WITHOUT_HOST_TIMEOUT_S = 3.0
@@ -69,7 +72,14 @@ OUTSIDE_STOP = StopFacts(StopReason.OUTSIDE)
 
 @dataclasses.dataclass
 class PendingStop:
-    """Stop of the attempt that is in progress."""
+    """A requested stop of the attempt.
+
+    Attributes:
+        cause: Cause of the stop.
+        requested_at: Monotonic time of the request.
+        deadline: Monotonic time at which the ranks must have ended.
+        is_killed: Whether a second signal ended the stop early.
+    """
 
     cause: StopFacts
     requested_at: float
@@ -92,21 +102,21 @@ class Attempt:
     ) -> None:
         self.number = number
         self._requeue_codes, self._grace_s = requeue_codes or {}, grace_s
-        self._may_be_alone = is_independent or platform == "tpu"
+        self._may_run_separately = is_independent or platform == "tpu"
         self.ranks = RankStatuses(ranks_by_host)
         self.hang, self.early_look = Hang(self.ranks, platform), EarlyLook(self.ranks)
         self._symptoms = Symptoms()
-        # Ends of programs, by rank, that a wrapper may handle, and when they arrived.
-        self._handled: dict[int, tuple[float, Event]] = {}
+        # By rank, the end of a program that its wrapper may handle, and when the event arrived.
+        self._handled_events: dict[int, tuple[float, Event]] = {}
         self._stop: PendingStop | None = None
-        # When the first fault was seen, and how long after the last sign of life.
+        # When the first fault arrived, and how long the last sign of life was before it.
         self._first_fault: tuple[float, float] | None = None
-        # When to look whether the ranks that have not finished wait for those that have.
+        # When to check next whether the running ranks wait for those that have finished.
         self._wait_check_at: float | None = None
-        # Ranks that had not ended when their host was lost.
-        self._lost_ranks = 0
-        # A time, and hosts without a message since then. Those that have sent one are dropped from
-        # the end.
+        # Number of ranks that had not ended when their host was lost.
+        self._lost_rank_count = 0
+        # A monotonic time, and the hosts that may not have sent a message since then. The last host
+        # is removed once it has sent one.
         self._silent_hosts: tuple[float, list[int]] | None = None
 
     @property
@@ -122,7 +132,7 @@ class Attempt:
     def take_report(
         self, host: int, message: Mapping[str, Any], now: float, *, has_verdict: bool
     ) -> None:
-        """Record a report of a host. After the verdict, only the status of the rank still counts.
+        """Record a report of a host. After the verdict, an event only updates the status.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: The report is malformed.
@@ -130,7 +140,7 @@ class Attempt:
         kind = message["type"]
         if kind == "nccl":
             text = str(message["text"])
-            # The answer at an early look would be too old for the hang.
+            # An answer to an early look would be outdated when a timeout expires.
             if self.hang.needs_stacks:
                 self.hang.add_nccl(host, text)
         elif kind in ("stacks", "event"):
@@ -139,8 +149,8 @@ class Attempt:
                 raise ValueError(f"it has no rank {rank!r}")
             self.ranks.update({rank: Status.from_wire(message["status"])})
             if kind == "stacks":
-                asker = self.hang if self.hang.needs_stacks else self.early_look
-                asker.add_stacks(rank, str(message["text"]))
+                collector = self.hang if self.hang.needs_stacks else self.early_look
+                collector.add_stacks(rank, str(message["text"]))
             elif not has_verdict:
                 self.add_event(Event.from_wire(host, message), now)
 
@@ -152,7 +162,7 @@ class Attempt:
             requeue = self._requeue_codes.get(shell_exit_code(event))
         event = dataclasses.replace(event, is_alone=len(self.statuses) == 1, requeue=requeue)
         if event.is_handled:
-            self._handled[event.rank] = now, event
+            self._handled_events[event.rank] = now, event
             return
         if self._first_fault is None and event_closeness(event) not in (None, Closeness.LEFT):
             self._first_fault = now, event.unseen_s
@@ -168,17 +178,17 @@ class Attempt:
         lost_host = LostHost(host, reason, ranks[0], ranks[-1])
         event = Event(EventKind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost_host)
         self._symptoms.add(event, now)
-        self._lost_ranks += sum(statuses[rank].exit is None for rank in ranks)
-        # The trainer's ranks save together or not at all.
+        self._lost_rank_count += sum(statuses[rank].exit is None for rank in ranks)
+        # The ranks of the trainer save together or not at all.
         is_trainer = all(status.trainer for status in statuses)
-        if self._stop is not None and self._lost_ranks and is_trainer:
+        if self._stop is not None and self._lost_rank_count and is_trainer:
             self._stop.deadline = min(self._stop.deadline, now + SAVE_WITHOUT_HOST_TIMEOUT_S)
 
-    def begin_stop(self, deadline_s: float, now: float, cause: StopFacts = OUTSIDE_STOP) -> None:
-        """Start a stop of at most `deadline_s`. A second one may replace a stop to grow."""
+    def begin_stop(self, timeout_s: float, now: float, cause: StopFacts = OUTSIDE_STOP) -> None:
+        """Begin a stop that may take `timeout_s`. It replaces one that was begun for growth."""
         if self._stop is None:
-            self._stop = PendingStop(cause, now, now + deadline_s)
-        self._stop.deadline, self._stop.cause = min(self._stop.deadline, now + deadline_s), cause
+            self._stop = PendingStop(cause, now, now + timeout_s)
+        self._stop.deadline, self._stop.cause = min(self._stop.deadline, now + timeout_s), cause
 
     def kill(self, now: float) -> None:
         """End a stop at once, after a second signal."""
@@ -187,30 +197,30 @@ class Attempt:
         self._stop.deadline, self._stop.is_killed = now, True
 
     def end_timing(self, now: float) -> tuple[str, float, float]:
-        """Return the cause of the time until the verdict, its start, and the unseen time before."""
+        """Return the first arguments of `RestartClock.begin`: cause, fault time and unseen time."""
         if self._stop is not None:
             return "save", self._stop.requested_at, 0.0
         return ("decide", *(self._first_fault or (now, 0.0)))
 
     @property
     def is_calm(self) -> bool:
-        """Return whether no symptom has arrived. It must be cheap."""
+        """Return whether no symptom has arrived. Every heartbeat calls this, so it is cheap."""
         has_fault = self._stop is not None or self._first_fault is not None
-        return not has_fault and self.ranks.unclean != 0 and len(self.ranks.versions) <= 1
+        return not has_fault and self.ranks.unclean_count != 0 and len(self.ranks.versions) <= 1
 
     def decide_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
-        """Return how the attempt ends, or None while it continues or its cause may still arrive.
+        """Return the verdict on the attempt, or None while it continues or a cause may arrive.
 
         Args:
             now: Monotonic seconds.
             last_message_at: Time of the last message of each host that is not lost.
         """
         if self._stop is not None:
-            # Ranks of a lost host count as ended: nothing more comes from them.
-            all_ended = self.ranks.alive == self._lost_ranks
+            # Ranks of a lost host count as ended, because they cannot report their end.
+            all_ended = self.ranks.alive_count == self._lost_rank_count
             is_over = all_ended or now >= self._stop.deadline
             return self._stop_verdict(self._stop, all_ended) if is_over else None
-        if self.ranks.unclean == 0 and not self._has_hidden_failure:
+        if self.ranks.unclean_count == 0 and not self._has_hidden_failure:
             if any(status.exit == contract.PREEMPTED for status in self.statuses):
                 return self._stop_verdict(PendingStop(OUTSIDE_STOP, now, now), True)
             return self._never_joined_verdict() or self._done_verdict()
@@ -221,7 +231,7 @@ class Attempt:
 
     @property
     def _has_hidden_failure(self) -> bool:
-        """Return whether the program of a wrapper or a shell that ended with 0 has failed."""
+        """Return whether a program has failed although its wrapper or shell ended with 0."""
         events = self._symptoms.events_at(Closeness.CAUSE, Closeness.EXIT)
         return any(event.kind in HIDDEN_FAILURES for event in events)
 
@@ -231,24 +241,23 @@ class Attempt:
             return None
         arrived_at, event, level = nearest
         is_echo = level in LOST_HOST_ECHOES
-        if level is Closeness.LEFT and not self._is_missed(arrived_at, now):
+        if level is Closeness.LEFT and not self._is_finished_rank_needed(arrived_at, now):
             return None
-        # A host that has sent nothing since the symptom may be the one that died.
-        if is_echo and self._is_any_silent(arrived_at + IN_FLIGHT_S, event.host, last_message_at):
+        # A host without a message since the symptom may be the one that died.
+        if is_echo and self._is_host_silent(arrived_at + IN_FLIGHT_S, event.host, last_message_at):
             return None
         if now - arrived_at < settle_s(event, level):
             return None
-        # The other ranks may still save before they ask for a restart too.
-        if event.requeue is not None and self.ranks.alive > self._lost_ranks:
-            has_time = now - arrived_at < self._grace_s and not self._are_stuck(arrived_at, now)
-            return None if has_time else verdict_for_event(event)
+        if event.requeue is not None and self.ranks.alive_count > self._lost_rank_count:
+            return self._requeue_verdict(event, arrived_at, now)
         echoes = self._symptoms.events_at(*LOST_HOST_ECHOES)
         if any(SHUTDOWN_TIMEOUT.search(echo.text) for echo in echoes):
             return self._shutdown_timeout_verdict()
-        if self.ranks.undone == 0 and is_echo and all(echo.exit in ABORT_CODES for echo in echoes):
-            # JAX aborts a rank whose peers are gone, although all of them have finished.
+        are_aborts = all(echo.exit in ABORT_CODES for echo in echoes)
+        if self.ranks.undone_count == 0 and is_echo and are_aborts:
+            # JAX aborts a rank whose peers are gone, even if all of them have finished.
             return self._aborted_verdict({echo.rank for echo in echoes})
-        # JAX and Orbax give up waiting for a rank that stands still before its own timeout passes.
+        # JAX and Orbax stop waiting for a stalled rank before the timeout of that rank expires.
         if is_echo:
             if self.hang.awaits_stacks(now):
                 return None
@@ -256,7 +265,7 @@ class Attempt:
         return verdict_for_event(self._find_handled_cause(level, now) or event)
 
     def _mixed_versions(self) -> Failure:
-        """Return the first two ranks whose programs have different versions of JAX."""
+        """Return the failure with the first two ranks that have different versions of JAX."""
         versions = {
             rank: str(status.jax) for rank, status in enumerate(self.statuses) if status.jax
         }
@@ -266,9 +275,9 @@ class Attempt:
         return Failure(FailureKind.MIXED_VERSIONS, versions=pair)
 
     def _find_nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
-        """Return the symptom nearest to the cause, and when it arrived."""
-        # If every rank leaves or is done, the order of leaving means nothing.
-        is_over = 0 in (self.ranks.unfinished, self.ranks.undone)
+        """Return the symptom closest to the cause, with its time of arrival and its closeness."""
+        # If every rank is leaving or done, none of them has left the others behind.
+        is_over = 0 in (self.ranks.unfinished_count, self.ranks.undone_count)
         excluded_level = Closeness.LEFT if is_over else None
         nearest = self._symptoms.find_nearest(self._is_withdrawn, excluded_level=excluded_level)
         hang = self.hang.find_hang(now)
@@ -277,34 +286,34 @@ class Attempt:
         return now, hang, Closeness.HANG
 
     def _find_handled_cause(self, level: Closeness, now: float) -> Event | None:
-        """Return the end of a program that explains the failure of its peers.
+        """Return the end of a program behind a wrapper that explains the failure of its peers.
 
-        The wrapper of that program may still run, may have ended with another code, or may have
-        started its next program.
+        The wrapper may still run, may have ended with another code, or may have started its next
+        program.
         """
         if level < Closeness.ABORT:
             return None
         events = [
             event
-            for rank, (arrived_at, event) in self._handled.items()
+            for rank, (arrived_at, event) in self._handled_events.items()
             if self.statuses[rank].left or now - arrived_at < HANDLED_S
         ]
         cause = find_root_cause(events)
         return None if cause is None or cause[1] is Closeness.ECHO else cause[0]
 
     def _is_withdrawn(self, event: Event) -> bool:
-        """Return whether a rank that left is back: `sh -c` started its next Python."""
+        """Return whether a rank that left is running again: `sh -c` started its next Python."""
         if event.kind is not EventKind.LEFT:
             return False
         status = self.statuses[event.rank]
-        # The program has changed its mind after sys.exit(CODE).
+        # The program caught the SystemExit of sys.exit(CODE) and finished.
         has_continued = event.requeue is not None and status.exit == contract.DONE
         return has_continued or not status.is_ending
 
-    def _is_any_silent(
+    def _is_host_silent(
         self, since: float, excluded_host: int, last_message_at: Mapping[int, float]
     ) -> bool:
-        """Return whether a host other than the excluded one has sent nothing since then."""
+        """Return whether a host other than `excluded_host` has sent nothing since then."""
         if self._silent_hosts is None or self._silent_hosts[0] != since:
             self._silent_hosts = since, [host for host in last_message_at if host != excluded_host]
         hosts = self._silent_hosts[1]
@@ -312,11 +321,11 @@ class Attempt:
             hosts.pop()
         return bool(hosts)
 
-    def _is_missed(self, arrived_at: float, now: float) -> bool:
-        """Return whether the others need a rank that has finished, which is then the cause.
+    def _is_finished_rank_needed(self, arrived_at: float, now: float) -> bool:
+        """Return whether the other ranks need a rank that has finished, which is then the cause.
 
-        They need it if their connections break, or if all of them wait in JAX. Phases have timeouts
-        of their own.
+        They need it if their connections break, or if all of them wait in JAX. Programs that report
+        phases are not checked, because phases have timeouts.
         """
         if self._symptoms.has_other_than(Closeness.LEFT):
             return True
@@ -331,8 +340,8 @@ class Attempt:
         return bool(are_waiting)
 
     def _never_joined_verdict(self) -> Verdict | None:
-        """Return the verdict if several ranks used JAX, and each of them alone."""
-        if self._may_be_alone:
+        """Return the verdict if several ranks used JAX, each as the only process of its job."""
+        if self._may_run_separately:
             return None
         counts = [status.processes for status in self.statuses]
         count = counts.count(1)
@@ -341,7 +350,7 @@ class Attempt:
         return verdict_for(Failure(FailureKind.NEVER_JOINED, count=count), rank=counts.index(1))
 
     def _shutdown_timeout_verdict(self) -> Verdict:
-        """Return the verdict after the shutdown timeout that the program itself passed to JAX."""
+        """Return the verdict if the shutdown timeout that the program passed to JAX has expired."""
         unfinished = (rank for rank, status in enumerate(self.statuses) if not status.has_finished)
         rank = next(unfinished, 0)
         facts = Failure(FailureKind.SHUTDOWN_TIMEOUT, rank=rank)
@@ -349,15 +358,26 @@ class Attempt:
         return verdict_for_code(code, facts, rank=rank, host=host, step=self.statuses[rank].step)
 
     def _aborted_verdict(self, aborted_ranks: Collection[int]) -> Verdict | None:
-        """Return the verdict once every other rank has ended cleanly, too."""
-        if self.ranks.alive or self.ranks.unclean > len(aborted_ranks):
+        """Return the verdict on aborted ranks, once all other ranks have ended cleanly."""
+        if self.ranks.alive_count or self.ranks.unclean_count > len(aborted_ranks):
             return None
         rank = min(aborted_ranks)
         cause = Failure(FailureKind.SIGNAL, rank=rank, signal=signal.SIGABRT)
         return self._done_verdict(cause)
 
-    def _are_stuck(self, arrived_at: float, now: float) -> bool:
-        """Return whether all others wait in JAX for a rank that asks for a restart."""
+    def _requeue_verdict(self, event: Event, arrived_at: float, now: float) -> Verdict | None:
+        """Return the verdict on a rank that asks for a restart while others are running.
+
+        The others may still be saving before they ask for a restart, too. They have the grace
+        period for this, unless all of them wait for the rank.
+        """
+        is_in_grace_period = now - arrived_at < self._grace_s
+        if is_in_grace_period and not self._are_others_waiting(arrived_at, now):
+            return None
+        return verdict_for_event(event)
+
+    def _are_others_waiting(self, arrived_at: float, now: float) -> bool:
+        """Return whether all running ranks wait in JAX for a rank that asks for a restart."""
         if not self.ranks.running_statuses():
             return False
         if now < (self._wait_check_at or arrived_at + REQUEUE_WAIT_S):
@@ -377,7 +397,7 @@ class Attempt:
         return verdict_for(self._stop_failure(stop, all_ended), step=self.ranks.first_step)
 
     def _stop_failure(self, stop: PendingStop, all_ended: bool) -> Failure:
-        """Return whether the work was saved, or which ranks or lost hosts held it up."""
+        """Return the failure that says what was saved, or which ranks or hosts prevented it."""
 
         def stop_failure(
             outcome: StopOutcome, cause: Failure | None = None, **facts: Any
@@ -388,7 +408,7 @@ class Attempt:
         stopped = (status.stopped for status in self.statuses)
         reports = [report for report in stopped if report is not None]
         all_reported = bool(reports) and (all_ended or len(reports) == len(self.statuses))
-        lost_events = self._symptoms.events_at(Closeness.HOST) if self._lost_ranks else []
+        lost_events = self._symptoms.events_at(Closeness.HOST) if self._lost_rank_count else []
         if any(report.get("saved") for report in reports):
             steps = [step for report in reports if isinstance(step := report.get("step"), int)]
             step, late_ranks = max(steps, default=0), {} if all_reported else self._late_ranks()
@@ -411,9 +431,10 @@ class Attempt:
         return stop_failure(outcome, late=self._late_ranks(), was_killed=stop.is_killed)
 
     def _late_ranks(self) -> dict[str, Numbers]:
-        """Return the ranks that did not reach the common stop.
+        """Return the ranks that did not reach the common stop, by phase.
 
-        They are listed by phase, which is "" for a program that reports none.
+        The phase is "" for a program that reports none. Ranks in "step" or "done" are omitted if
+        others are in another phase, since they wait for those.
         """
         ranks_by_phase: dict[str, list[int]] = {}
         for rank, status in enumerate(self.statuses):

@@ -2,9 +2,9 @@
 
 Every host keeps one connection to host 0, whose server passes events to `Gang`: a host joined, was
 lost or sent a message, or time passed. The gang answers with actions, which the server performs in
-their order. Once enough hosts are present, an attempt starts: each host receives the table of ranks
+order. Once enough hosts are present, an attempt starts: each host receives the table of ranks
 and starts its processes. The first sufficient symptom ends the attempt with one verdict, every
-host kills its processes and reports that it has none ("gone"), and the attempt is recorded. Then
+host kills its processes and reports that none is left ("gone"), and the attempt is recorded. Then
 the gang restarts in place, waits for a host to be replaced, or ends: every host receives the
 message to leave, and host 0 leaves last.
 
@@ -18,10 +18,10 @@ message to leave, and host 0 leaves last.
                ... a host is missing, and hosts are replaced              GATHER
                host 0 is stopped and others can wait for its replacement  LEAVE, host 0 alone
                otherwise                                                  LEAVE
-    LEAVE    every other host has disconnected, or has had the time to    finished
+    LEAVE    every other host has disconnected, or the wait timed out     finished
 
-A host may join late in RUN if hosts are replaced: it is a spare, or the gang saves and restarts
-with it.
+In jobs that replace lost hosts, a host may join during RUN. It is then a spare, or the gang saves
+and restarts with it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from jaxlaunch.runs import history
 
 # A process that SIGKILL does not end within this time is abandoned.
 KILL_TIMEOUT_S = 10.0
-# Time for the other agents to close their connections.
+# Time for the other agents to close their connections in LEAVE.
 CLOSE_TIMEOUT_S = 3.0
 # Part of the grace period that remains for killing, writing the summary and exiting.
 GRACE_MARGIN_S = 5.0
@@ -70,8 +70,8 @@ class Stage(enum.Enum):
     LEAVE = "every host may exit"
 
 
-# Until Python 3.12, looking up a member of an enum calls a function. This is on the path of every
-# heartbeat.
+# Before Python 3.12, looking up a member of an enum calls a function, which is too slow for the
+# code that runs for every heartbeat.
 RUN = Stage.RUN
 STAGES_WITH_RANKS = (Stage.RUN, Stage.KILL)
 
@@ -94,7 +94,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class SendStart:
-    """Tell hosts about the attempt that runs. It is their first message about it."""
+    """Send the running attempt to hosts that do not know of it yet."""
 
     hosts: Sequence[int]
 
@@ -115,14 +115,14 @@ class StartAttempt:
 
 @dataclasses.dataclass(frozen=True)
 class JudgeAttempt:
-    """Write the verdict on storage before a host is told."""
+    """Write the verdict to storage, before any host receives it."""
 
     verdict: Verdict
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordAttempt:
-    """Record the attempt, and answer with `Gang.on_attempt_recorded`."""
+    """Record the attempt, then call `Gang.on_attempt_recorded`."""
 
     verdict: Verdict
 
@@ -134,26 +134,26 @@ class AwaitHosts:
 
 @dataclasses.dataclass(frozen=True)
 class WriteEnd:
-    """Write the last summary, and answer with `Gang.on_end_written`."""
+    """Write the last summary, then call `Gang.on_end_written`."""
 
     verdict: Verdict
-    is_alone: bool
+    leaves_alone: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishEnd:
-    """Write the end to the annotation of the JobSet, after the hosts were told."""
+    """Write the end to the annotation of the JobSet, after the hosts were sent `leave`."""
 
     verdict: Verdict
-    is_alone: bool
+    leaves_alone: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Finish:
-    """End this agent. The last action."""
+    """End this agent. This is the last action."""
 
     verdict: Verdict
-    is_alone: bool
+    leaves_alone: bool
 
 
 Action = (
@@ -163,15 +163,15 @@ Action = (
 
 
 class GangState:
-    """State of the gang, and the actions that it asks for.
+    """State of the gang, and the actions that the server has not performed yet.
 
     Attributes:
         records: Finished attempts of this run, oldest first.
         attempt: The newest attempt whose processes started.
         verdict: Verdict on the newest attempt in KILL, and on the run in LEAVE. A verdict in GATHER
             means that the gang will not start.
-        stop_cause: Cause of the stop of the whole gang.
-        overdue_since: Monotonic time at which the step began that is overdue, by the run's clock.
+        stop_cause: Cause of the stop of the whole gang. None while no stop is requested.
+        overdue_since: Monotonic time at which the overdue step began. None if no step is overdue.
     """
 
     def __init__(
@@ -184,8 +184,12 @@ class GangState:
     ) -> None:
         """Begin to wait for hosts, unless earlier pods used up the restarts.
 
-        `hello` is that of host 0 itself, whose versions the others must have; `now` is in monotonic
-        seconds.
+        Args:
+            config: Configuration of host 0.
+            hello: Hello of host 0 itself, whose versions the other hosts must have.
+            records: Finished attempts of this run, oldest first.
+            now: Monotonic seconds.
+            deadline_at: Monotonic time at which the job's deadline passes, or None without one.
         """
         self._config, self._leader_hello, self._deadline_at = config, hello, deadline_at
         self.actions: list[Action] = []
@@ -198,9 +202,10 @@ class GangState:
         self.stop_cause: StopFacts | None = None
         self.overdue_since: float | None = None
         self.growth = Growth()
-        # When KILL and LEAVE end at the latest. None while an answer of the server is awaited.
+        # Monotonic time at which KILL or LEAVE ends at the latest. None while the
+        # server records the attempt or writes the end.
         self._stage_deadline: float | None = None
-        self._is_alone = False
+        self._leaves_alone = False
         self.verdict = _exhausted_verdict(config, self.records)
         if self.verdict is not None:
             self.gathering.shorten_wait(now)
@@ -212,28 +217,34 @@ class GangState:
         replaces = self._config.job.replaces
         host_count = self._config.hosts
         refusal = find_refusal(hello, self._leader_hello, joined, host_count, replaces=replaces)
-        if replaces:
-            # A host that comes late is told how the gang ended, or waits until it starts again.
-            if self._is_late(hello.host):
-                return Refusal(f"{hello.description} tried to join after the start", may_retry=True)
-            if refusal is not None and self.stage is Stage.RUN:
-                # A spare that does not fit must not end a gang that runs.
-                return dataclasses.replace(refusal, ends_gang=False)
-        elif self.stage is Stage.GATHER:
-            return refusal
-        elif self.verdict is None if refusal is None else refusal.ends_gang:
-            return Refusal(f"{hello.description} tried to join after the start")
+        if not replaces:
+            if self.stage is Stage.GATHER:
+                return refusal
+            # After the start, a host may join only to receive the verdict, and cannot end the gang.
+            is_late = self.verdict is None if refusal is None else refusal.ends_gang
+            late_refusal = Refusal(f"{hello.description} tried to join after the start")
+            return late_refusal if is_late else refusal
+        if self._is_late(hello.host):
+            # The host tries again until it learns how the gang ended, or joins the next attempt.
+            return Refusal(f"{hello.description} tried to join after the start", may_retry=True)
+        if refusal is not None and self.stage is Stage.RUN:
+            # A spare with a different version or job must not end a running gang.
+            return dataclasses.replace(refusal, ends_gang=False)
         return refusal
 
     def _is_late(self, host: int) -> bool:
-        """Return whether only spares may join now."""
+        """Return whether a host comes too late to join. During RUN, spares may still join."""
         is_member = host in self.members.table
-        return self.stage is Stage.KILL or (self.stage is Stage.RUN and is_member) or self._is_alone
+        return (
+            self.stage is Stage.KILL
+            or (self.stage is Stage.RUN and is_member)
+            or self._leaves_alone
+        )
 
-    def _dismiss_host(self, host: int, verdict: Verdict, *, is_alone: bool) -> None:
-        """Tell one host to leave before the others, or without them if `is_alone`."""
+    def _dismiss_host(self, host: int, verdict: Verdict, *, leaves_alone: bool) -> None:
+        """Send one host the message to leave, before the others or instead of them."""
         self.members.departing_hosts.add(host)
-        fields = {"verdict": verdict.to_json(), **({"alone": True} if is_alone else {})}
+        fields = {"verdict": verdict.to_json(), **({"alone": True} if leaves_alone else {})}
         self.actions.append(Send([host], "leave", fields))
 
     def _log_text(self, text: str) -> None:
@@ -249,7 +260,7 @@ class Gang(GangState):
     # --- events -----------------------------------------------------------------------------------
 
     def on_host_refused(self, hello: Hello, refusal: Refusal, now: float) -> None:
-        """Handle a refused host. Some refusals end the gang."""
+        """Handle a refused host. A refusal with `ends_gang` ends the gang."""
         if self.gathering.add_refusal(refusal.message):
             self._log_text(f"refused: {refusal.message}")
         if refusal.ends_gang:
@@ -271,11 +282,12 @@ class Gang(GangState):
             self.on_host_lost(hello.host, "its pod was replaced", now)
 
     def on_host_joined(self, hello: Hello, now: float) -> None:
-        """Handle an admitted host. An earlier connection of the same pod is dead."""
+        """Handle an admitted host. It replaces an earlier connection of the same pod."""
         self.members.add_host(hello, now)
         self.gathering.arrived_hosts.add(hello.host)
         if self.stage is Stage.RUN:
-            # It has no ranks now: it is a spare, or the gang restarts with it after its next save.
+            # The host has no ranks in this attempt: it is a spare, or the gang restarts with it
+            # after its next save.
             self.actions.append(SendStart([hello.host]))
             if self.growth.plan_growth(self.members, self.attempt.ranks.committed):
                 size, current_size = self.members.next_size, len(self.members.table)
@@ -283,7 +295,7 @@ class Gang(GangState):
                     f"the gang grows from {current_size} to {size} hosts after its next save"
                 )
         elif self.verdict is not None:
-            self._dismiss_host(hello.host, self.verdict, is_alone=False)
+            self._dismiss_host(hello.host, self.verdict, leaves_alone=False)
         else:
             self.members.hosts_with_processes.add(hello.host)
             self.attempt_number = max(self.attempt_number, hello.attempt)
@@ -306,9 +318,9 @@ class Gang(GangState):
         self._advance_stage(now)
 
     def take_beat(self, host: int, attempt: int, changes: Mapping[str, Any], now: float) -> bool:
-        """Apply the status changes of a host's ranks. Return whether they are about this attempt.
+        """Apply the status changes in a heartbeat. Return whether it is about this attempt.
 
-        A heartbeat that changes no decision must stay cheap, because thousands arrive each second.
+        A heartbeat without news must stay cheap, because thousands arrive each second.
         """
         is_current = attempt == self.attempt_number == self.attempt.number
         if not is_current or self.stage not in STAGES_WITH_RANKS:
@@ -319,7 +331,11 @@ class Gang(GangState):
         return True
 
     def take_message(self, host: int, message: Mapping[str, Any], now: float) -> None:
-        """Handle any other message. Raises on a malformed one."""
+        """Handle any other message of a host.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: The message is malformed.
+        """
         kind, attempt_number = message["type"], self.attempt_number
         if kind == "stop":
             self._take_stop(host, codec.read_record(Stop, message), now)
@@ -342,9 +358,9 @@ class Gang(GangState):
         limit, may_wait = self._config.job.in_place_limit, self._may_await_replacement
         members = self.members
         is_stop = contract.outcome_for_code(record.verdict.code).is_stop
-        has_grown = self.growth.is_stopping and self.stop_cause is None and is_stop
+        is_growth_stop = self.growth.is_stopping and self.stop_cause is None and is_stop
         self.growth = Growth()
-        if not has_grown:
+        if not is_growth_stop:
             preempted_limit = self._config.job.preempted_limit
             can_start = members.can_start or may_wait
             decision = history.decide_next(self.records, limit, can_start, preempted_limit)
@@ -362,7 +378,7 @@ class Gang(GangState):
             self._wait_for_hosts(members.missing_hosts, now)
 
     def _describe_count(self, verdict: Verdict) -> str:
-        """Return how the restart after a verdict is counted."""
+        """Describe how the restart after a verdict is counted, for the log."""
         if contract.outcome_for_code(verdict.code).charged_to is not Limit.CRASH:
             return "not counted toward restarts.in_place"
         limit = self._config.job.in_place_limit
@@ -370,9 +386,10 @@ class Gang(GangState):
         return f"{count} of {limit} restarts (restarts.in_place) since the last committed step"
 
     def _end_attempts(self, verdict: Verdict, may_wait: bool, now: float) -> None:
-        """End the run, or let only the stopped hosts leave while the others wait for new ones."""
+        """End the run, or let only the stopped hosts leave while the others await replacements."""
         members, config = self.members, self._config
-        others_stay = members.stopping_hosts and members.hellos.keys() - members.stopping_hosts
+        staying_hosts = members.hellos.keys() - members.stopping_hosts
+        others_stay = bool(members.stopping_hosts and staying_hosts)
         if not (others_stay and may_wait and contract.outcome_for_code(verdict.code).is_stop):
             self._end_run(verdict)
             return
@@ -382,30 +399,30 @@ class Gang(GangState):
             self._end_run(exhausted_verdict)
             return
         leaving_hosts = self._release_stopped_hosts(verdict)
-        if not self._is_alone:
+        if not self._leaves_alone:
             self._wait_for_hosts(sorted({*members.missing_hosts, *leaving_hosts}), now)
 
     def on_end_written(self, now: float) -> None:
-        """Let the others leave, now that the end is on storage, which may have taken long."""
+        """Let the other hosts leave, now that the end is on storage."""
         assert self.verdict is not None, "the end that was written has a verdict"
-        self._stage_deadline = now if self._is_alone else now + CLOSE_TIMEOUT_S
-        if not self._is_alone:
+        self._stage_deadline = now if self._leaves_alone else now + CLOSE_TIMEOUT_S
+        if not self._leaves_alone:
             self._broadcast("leave", verdict=self.verdict.to_json())
-        self.actions.append(PublishEnd(self.verdict, self._is_alone))
+        self.actions.append(PublishEnd(self.verdict, self._leaves_alone))
 
     def on_tick(self, now: float) -> None:
         """Handle the passing of time."""
         self._advance_stage(now)
         limit_s = self._config.job.deadline_s
-        is_over = self._deadline_at is not None and now >= self._deadline_at
+        is_past_deadline = self._deadline_at is not None and now >= self._deadline_at
         can_stop = self.stop_cause is None and self.stage is not Stage.LEAVE
-        if limit_s is not None and is_over and can_stop:
+        if limit_s is not None and is_past_deadline and can_stop:
             self._stop_gang(now, StopFacts(StopReason.DEADLINE, deadline_s=limit_s))
 
     # --- transitions ------------------------------------------------------------------------------
 
     def _advance_stage(self, now: float) -> None:
-        """Go to the next stage if it is time."""
+        """Enter the next stage if its condition holds."""
         deadline = self._stage_deadline
         if self.stage is Stage.GATHER:
             self._check_gathering(now)
@@ -416,14 +433,16 @@ class Gang(GangState):
         elif self.stage is Stage.KILL and (not self.members.hosts_with_processes or now > deadline):
             self._stage_deadline = None
             self.actions.append(RecordAttempt(self.verdict))
-        elif self.stage is Stage.LEAVE and (self.members.have_others_left or now > deadline):
+        elif self.stage is Stage.LEAVE and (
+            self.members.have_others_disconnected or now > deadline
+        ):
             self._stage_deadline = None
-            self.actions.append(Finish(self.verdict, self._is_alone))
+            self.actions.append(Finish(self.verdict, self._leaves_alone))
 
     def _check_gathering(self, now: float) -> None:
         if self.verdict is not None:
-            # Hosts that join in a while must still learn that there will be no gang.
-            if self.gathering.have_all_learned(now):
+            # Hosts that join late must still learn that the gang will not start.
+            if self.gathering.is_refusal_wait_over(now):
                 self._judge_attempt(self.verdict, now)
             return
         if self.members.can_start:
@@ -454,7 +473,8 @@ class Gang(GangState):
             size, current_size = members.next_size, len(members.table)
             cause = StopFacts(StopReason.GROWTH, hosts=size, hosts_before=current_size)
             self._log_text(render_stop_reason(cause))
-            # Nobody ends these pods, so a save has its own timeout and not the grace period.
+            # These pods are not being deleted, so the save has its own timeout instead of the grace
+            # period.
             save_s = self._config.job.phase_timeouts_s["save"]
             deadline_s = self._config.job.grace_s if save_s is None else save_s
             self.attempt.begin_stop(deadline_s, now, cause)
@@ -485,39 +505,39 @@ class Gang(GangState):
         self.actions.append(SendStart(sorted(self.members.present_hosts)))
 
     def _judge_attempt(self, verdict: Verdict, now: float) -> None:
-        """End the attempt: every host kills its processes and reports when none is left."""
+        """End the attempt. Every host kills its processes and reports when none is left."""
         self.verdict = verdict
         if contract.outcome_for_code(verdict.code).restarts or not self._config.is_launched:
             previous = self.records[-1] if self.records else None
             text = f"{verdict.cause} ({verdict.code}): {verdict.message}"
             if previous is not None and history.are_alike(previous.verdict, verdict):
-                # The message was shown after that attempt, and the end of the run repeats it.
+                # The message was logged after that attempt, and is repeated at the end of the run.
                 text = f"attempt {self.attempt_number} failed as attempt {previous.attempt} did"
             self._log_text(text)
         if self.stage is Stage.GATHER:
-            # It counts as an attempt, although its processes never started.
+            # A gang that could not start counts as an attempt.
             self.attempt_number += 1
         self.stage, self._stage_deadline = Stage.KILL, now + KILL_TIMEOUT_S
-        # First on storage: a rank that is killed from here on has died because of this verdict.
+        # The verdict must be on storage before a host kills a rank because of it.
         self.actions.append(JudgeAttempt(verdict))
         self._broadcast("verdict", attempt=self.attempt_number, verdict=verdict.to_json())
 
-    def _end_run(self, verdict: Verdict, *, is_alone: bool = False) -> None:
+    def _end_run(self, verdict: Verdict, *, leaves_alone: bool = False) -> None:
         self.verdict = verdict
         self.stage = Stage.LEAVE
         self._stage_deadline = None
-        self._is_alone = is_alone
+        self._leaves_alone = leaves_alone
         if verdict.failure.kind is FailureKind.REPEATED and not self._config.is_launched:
             self._log_text(
                 f"{verdict.cause} ({verdict.code}): the same failure twice, and no new step"
             )
-        self.actions.append(WriteEnd(verdict, is_alone))
+        self.actions.append(WriteEnd(verdict, leaves_alone))
 
     # --- a host that is lost, stopped or added ----------------------------------------------------
 
     @property
     def _may_await_replacement(self) -> bool:
-        """Return whether lost hosts are replaced now, once after each attempt."""
+        """Return whether the gang may wait for replacements of lost hosts, once per attempt."""
         return self._config.job.replaces and self.attempt.number == self.attempt_number > 0
 
     def _wait_for_hosts(self, missing_hosts: Sequence[int], now: float) -> None:
@@ -541,9 +561,9 @@ class Gang(GangState):
             cause = StopFacts(StopReason.DISK_EXCEEDED, excess=excess)
         elif self._config.job.replaces:
             if host not in members.table and self.stage is Stage.RUN:
-                # The gang continues without a spare.
+                # The gang does not need its spares.
                 verdict = _stop_verdict(cause, StopOutcome.NO_RANK)
-                self._dismiss_host(host, verdict, is_alone=True)
+                self._dismiss_host(host, verdict, leaves_alone=True)
                 return
             members.stopping_hosts.add(host)
             if self.stage is Stage.GATHER and self.verdict is None:
@@ -560,7 +580,7 @@ class Gang(GangState):
         if self.stop_cause is not None:
             return
         self.stop_cause = cause
-        # A pod that is evicted for its own excess is gone within a second.
+        # A pod that is evicted because of its disk usage is gone within a second.
         is_evicted, reason = cause.reason is StopReason.DISK_EXCEEDED, render_stop_reason(cause)
         deadline_s = 0.0 if is_evicted else max(0.0, self._config.job.grace_s - GRACE_MARGIN_S)
         if self.stage is Stage.RUN and not is_evicted:
@@ -578,9 +598,9 @@ class Gang(GangState):
         leaving_hosts = self.members.stopping_hosts & self.members.hellos.keys()
         self.members.stopping_hosts.clear()
         for host in sorted(leaving_hosts - {self._config.host}):
-            self._dismiss_host(host, verdict, is_alone=True)
+            self._dismiss_host(host, verdict, leaves_alone=True)
         if self._config.host in leaving_hosts:
-            self._end_run(verdict, is_alone=True)
+            self._end_run(verdict, leaves_alone=True)
         return leaving_hosts
 
 
@@ -598,7 +618,7 @@ def _exhausted_verdict(config: Config, records: Sequence[AttemptRecord]) -> Verd
 def _stop_verdict(
     cause: StopFacts, outcome: StopOutcome, previous: Verdict | None = None
 ) -> Verdict:
-    """Return the verdict on a stop while no process ran."""
+    """Return the verdict on a stop during which no process ran."""
     stop = dataclasses.replace(cause, outcome=outcome)
     previous_facts = None if previous is None else previous.facts
     return verdict_for(Failure(FailureKind.STOPPED, stop=stop, cause=previous_facts))

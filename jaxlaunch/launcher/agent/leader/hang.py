@@ -1,10 +1,11 @@
-"""Analysis of a hang: which rank the others wait for, by the stacks of all ranks and NCCL's answer.
+"""Analysis of a hang: which rank do the others wait for?
 
-Once a rank exceeds a timeout, every host sends the stacks that faulthandler writes of its ranks.
-`RankStacks` classifies the main thread of each rank by its innermost frame outside of the standard
-library. A rank that waits inside JAX or Orbax depends on others, so the suspect is a rank that does
-not wait, else the odd one out or the one furthest behind. `Hang` collects stacks and answers, and
-returns the result once all arrived or can no longer be expected.
+Once a rank exceeds a timeout, every host sends the stacks of its ranks, which faulthandler writes,
+and NCCL's answer. `RankStacks` classifies the main thread of each rank by its innermost frame
+outside of the standard library. A rank that waits inside JAX or Orbax depends on others, so the
+suspect is a rank that does not wait, or else the odd one out or the one furthest behind. `Hang`
+collects stacks and answers, and returns the result once all have arrived or the time is over.
+`EarlyLook` does the same for a step that is overdue, before its timeout expires.
 """
 
 from __future__ import annotations
@@ -26,17 +27,15 @@ from jaxlaunch.records.verdict import HangFacts, Numbers, render_timeout
 _FRAME_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")
 _IMPORT_SYSTEM = "<frozen importlib"
-# A rank waits for the device or its peers if the innermost frame outside of the standard library is
-# JAX's and not a compilation. It also waits in functions of ours and of Orbax that ask JAX's
-# coordinator, which has no frames.
+# A rank waits for the device or its peers if its innermost frame outside of the standard library is
+# in JAX, unless JAX compiles. It also waits in these functions of jaxlaunch and Orbax, which call
+# JAX's coordination service: its C++ code has no frames.
 _JAX_FILE = re.compile(r"/(jax|jaxlib)/")
 _COMPILE_FUNCTION = "backend_compile"
 _COORDINATION_FILE = re.compile(
     r"/jaxhook\.py$|/trainer/start/distributed\.py$|/orbax/.*/(multihost|signaling_client)\.py$"
 )
-# Characters of one rank's stacks, in messages and in the summary.
-MAX_STACK_CHARS = 16_000
-# Places that a message names. Ranks that compute may be at as many places as a program has lines.
+# Number of places that a message names. Running ranks may be at very many different lines.
 MAX_PLACES = 8
 
 
@@ -53,7 +52,12 @@ class Frame:
 
 
 class ThreadStack:
-    """One thread: its header line, and its frames with their lines, the innermost first."""
+    """Stack of one thread.
+
+    Attributes:
+        header: First line of the thread in the text of faulthandler.
+        frames: Pairs of the line of a frame and the parsed frame, the innermost first.
+    """
 
     def __init__(self, header: str) -> None:
         self.header = header
@@ -69,13 +73,13 @@ class ThreadStack:
 
     @property
     def _module_frame_index(self) -> int:
-        """Index of the innermost frame of module-level code, which runs imports, else 0."""
+        """Index of the innermost frame of module-level code, such as an import runs, else 0."""
         names = [frame.name for _, frame in self.frames]
         return names.index("<module>") if "<module>" in names else 0
 
     @property
     def short_text(self) -> str:
-        """Text of the thread with only the frames that show what it does."""
+        """Text of the thread with only the frames that its properties use."""
         shown_indices = sorted({0, self._user_frame_index, self._module_frame_index})
         lines = [self.header, *(self.frames[index][0] for index in shown_indices)]
         return "\n".join([*lines, ""])
@@ -84,8 +88,8 @@ class ThreadStack:
     def is_importing(self) -> bool:
         """Return whether the thread imports JAX, or is in the import system itself."""
         _, module = self.frames[self._module_frame_index]
-        is_of_jax = module.name == "<module>" and _JAX_FILE.search(module.file) is not None
-        return is_of_jax or self.frames[0][1].file.startswith(_IMPORT_SYSTEM)
+        is_jax_module = module.name == "<module>" and _JAX_FILE.search(module.file) is not None
+        return is_jax_module or self.frames[0][1].file.startswith(_IMPORT_SYSTEM)
 
     @property
     def is_waiting(self) -> bool:
@@ -97,22 +101,23 @@ class ThreadStack:
 
     @property
     def is_coordinating(self) -> bool:
-        """Return whether the thread waits for other ranks on the host, without their devices."""
+        """Return whether the thread waits for other ranks in JAX's coordination service."""
         return _COORDINATION_FILE.search(self.frames[self._user_frame_index][1].file) is not None
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the thread is in the standard library."""
+        """Return whether the thread waits in the standard library, such as for a lock."""
         is_in_library = _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None
         return is_in_library and not self.is_importing
 
 
 def shorten_stacks(text: str) -> str:
-    """Return the stacks with only those frames of every thread that `RankStacks` uses."""
+    """Return the stacks with only the frames that `RankStacks` uses."""
     return "".join(thread.short_text for thread in _parse_threads(text))
 
 
-def _are_waiting(threads: Sequence[ThreadStack]) -> bool:
+def _is_rank_waiting(threads: Sequence[ThreadStack]) -> bool:
+    """Return whether a rank waits, in its main thread or in one that the main thread waits for."""
     if not threads:
         return False
     is_coordinating = any(thread.is_coordinating for thread in threads)
@@ -120,7 +125,7 @@ def _are_waiting(threads: Sequence[ThreadStack]) -> bool:
 
 
 def _parse_threads(text: str) -> list[ThreadStack]:
-    """Return every thread that has a frame. faulthandler writes the main thread last."""
+    """Parse every thread that has a frame. faulthandler writes the main thread last."""
     threads: list[ThreadStack] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):
@@ -132,21 +137,25 @@ def _parse_threads(text: str) -> list[ThreadStack]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_frame(line: str) -> Frame | None:
-    """Parse a line with a frame. The cache helps because thousands of ranks have equal lines."""
+    """Parse the line of a frame. Thousands of ranks have equal lines, hence the cache."""
     match = _FRAME_LINE.match(line)
     return None if match is None else Frame(match["file"], int(match["line"]), match["name"])
 
 
 class RankStacks:
-    """Places of ranks by their stacks, each parsed once."""
+    """Parsed stacks of ranks, and the place of each rank by its stacks."""
 
     def __init__(self, statuses: Mapping[int, Status], texts: Mapping[int, str]) -> None:
-        """Parse the stacks of the ranks with a status. Ranks without a text wrote none."""
+        """Parse the stacks in `texts` of the ranks in `statuses`. A rank may have written none."""
         self._statuses = statuses
         self._threads = {rank: _parse_threads(texts.get(rank, "")) for rank in sorted(statuses)}
-        items = self._threads.items()
-        self._places = {rank: _describe_place(statuses[rank], threads) for rank, threads in items}
-        self._is_waiting = {rank: _are_waiting(threads) for rank, threads in items}
+        self._places = {
+            rank: _describe_place(statuses[rank], threads)
+            for rank, threads in self._threads.items()
+        }
+        self._is_waiting = {
+            rank: _is_rank_waiting(threads) for rank, threads in self._threads.items()
+        }
 
     @property
     def waiting_ranks(self) -> list[int]:
@@ -154,13 +163,13 @@ class RankStacks:
         return [rank for rank, waits in self._is_waiting.items() if waits]
 
     def place_of(self, rank: int) -> str:
-        """Return the phase of a rank and its innermost frame outside of the standard library."""
+        """Return the phase of a rank and the innermost frame of its main thread, as text."""
         return self._places[rank]
 
     def describe_places(self, suspect: int) -> str:
-        """Describe where the ranks are: the MAX_PLACES largest groups, and that of the suspect.
+        """Describe the places of the ranks: the MAX_PLACES largest groups, and that of the suspect.
 
-        For example "3 ranks in step in _value (array.py:632), rank 7 in data in read
+        An example is "3 ranks in step in _value (array.py:632), rank 7 in data in read
         (tasks.py:12)".
         """
         groups: dict[str, list[int]] = {}
@@ -180,9 +189,9 @@ class RankStacks:
     def find_suspect(self, first_overdue_rank: int) -> int:
         """Return the rank that the others most likely wait for.
 
-        In this order: a process that cannot even write its stacks; one that does not wait while
-        others do; the odd one out; the one furthest behind; the one with a thread that no other
-        rank has; the one whose timeout passed first.
+        The criteria are, in this order: a process that cannot even write its stacks; one that does
+        not wait while others do; the odd one out; the one furthest behind; the one with a thread
+        that no other rank has; the one whose timeout expired first.
         """
         stacks = self._threads.items()
         frames = {rank: [thread.frames[0][1] for thread in threads] for rank, threads in stacks}
@@ -215,13 +224,14 @@ def _rank_phrase(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
 
 
-# Every rank's stacks arrive within this time or never, and so does NCCL's answer.
+# The stacks of a rank and the answer of NCCL arrive within this time or never.
 STACKS_TIMEOUT_S = 4.0
-# Thousands of ranks have hundreds of megabytes of stacks. Beyond this sum they are shortened to
-# what the verdict needs.
+# Thousands of ranks have hundreds of megabytes of stacks. Beyond this total, stacks are shortened
+# to the frames that the verdict needs.
 MAX_WHOLE_STACKS_CHARS = 4_000_000
 MAX_NCCL_CHARS = 40_000
-# Stacks are asked for this often in an attempt while a step is overdue, and with this time between.
+# While a step is overdue, stacks are requested at this interval, up to MAX_LOOKS times in an
+# attempt.
 MAX_LOOKS, LOOK_INTERVAL_S = 5, 15.0
 
 
@@ -239,11 +249,12 @@ class Hang:
         self._first_timeout: tuple[float, Event] | None = None
         self.is_requested = False
         self._culprit_event: Event | None = None
-        # Ranks whose stacks are awaited after a timeout, and after a failure that may come from a
-        # stalled rank. Those that arrived are dropped from the end.
+        # Ranks whose stacks are awaited after a timeout. In this list and the next two, the last
+        # rank is removed once its stacks have arrived.
         self._awaited_ranks: list[int] | None = None
+        # Time of a failure that a stalled rank may have caused, and ranks whose stacks are awaited.
         self._stall_check: tuple[float, list[int]] | None = None
-        # Ranks whose stacks are awaited since that time, to see whether they wait for ended ranks.
+        # Time of a check whether the ranks wait for ended ones, and ranks whose stacks are awaited.
         self._wait_check: tuple[float, list[int]] | None = None
 
     @property
@@ -254,7 +265,7 @@ class Hang:
 
     @property
     def timeout_message(self) -> str | None:
-        """Message about the exceeded timeout."""
+        """Message about the exceeded timeout, or None if none was exceeded."""
         hang = None if self._first_timeout is None else self._first_timeout[1].hang
         return None if hang is None else render_timeout(hang)
 
@@ -263,18 +274,18 @@ class Hang:
         self._first_timeout = self._first_timeout or (now, event)
 
     def add_stacks(self, rank: int, text: str) -> None:
-        """Record the stacks of a rank, shortened if there are many already."""
+        """Record the stacks of a rank, shortened if the total is too large."""
         is_cut = self._stacks_chars + len(text) > MAX_WHOLE_STACKS_CHARS
         self.stacks[rank] = shorten_stacks(text) if is_cut else text
         self._stacks_chars += len(self.stacks[rank])
 
     def add_nccl(self, host: int, text: str) -> None:
-        """Record NCCL's answer on a host, and keep the longest."""
+        """Record NCCL's answer on a host. Only the longest answer is kept."""
         self._hosts_without_nccl.discard(host)
         self.nccl = max(self.nccl, text[:MAX_NCCL_CHARS], key=len)
 
     def find_hang(self, now: float) -> Event | None:
-        """Return the hang, once no more stacks or answers of NCCL can be expected."""
+        """Return the hang, once all stacks and answers of NCCL have arrived or the time is over."""
         if self._first_timeout is None:
             return None
         if self._awaited_ranks is None:
@@ -286,7 +297,7 @@ class Hang:
         return self._culprit_event
 
     def awaits_stacks(self, now: float) -> bool:
-        """Return whether awaited stacks would show which living rank does not run at all."""
+        """Return whether stacks that may still arrive can show which living rank is stalled."""
         if self._stall_check is None:
             statuses = enumerate(self._statuses.by_rank)
             self._stall_check = now, [rank for rank, status in statuses if _writes_stacks(status)]
@@ -294,7 +305,7 @@ class Hang:
         return now - since < STACKS_TIMEOUT_S and not self._have_stacks(ranks)
 
     def find_stalled_rank(self, echo: Event) -> Event | None:
-        """Return the hang of a rank that handles no signal, while its peers failed as in `echo`."""
+        """Return the hang of a rank that handles no signal, which explains the failure `echo`."""
         stalled = {
             rank: status
             for rank, status in enumerate(self._statuses.by_rank)
@@ -307,9 +318,9 @@ class Hang:
         return Event(EventKind.HANG, host, rank, stalled[rank], hang=HangFacts(), peers=peers)
 
     def are_all_waiting(self, now: float) -> bool | None:
-        """Return whether all ranks that have not ended wait for others, or None if not yet known.
+        """Return whether all running ranks wait for others, or None if this is not known yet.
 
-        Each answer requires new stacks, which the first call requests.
+        The first call requests new stacks. Once it has answered, the next call begins again.
         """
         statuses = self._statuses.running_statuses()
         if self._wait_check is None:
@@ -330,22 +341,24 @@ class Hang:
         return not awaited_ranks
 
     def _find_culprit(self, event: Event) -> Event:
-        """Return the event of the timeout with the rank that the others wait for."""
+        """Return the event of the timeout, with the rank that the others wait for as its rank."""
         # A rank that has finished and waits for the others does not delay them.
-        living = self._statuses.running_statuses() or {event.rank: event.status}
+        living_statuses = self._statuses.running_statuses() or {event.rank: event.status}
         ended_ranks = [
             rank for rank, status in enumerate(self._statuses.by_rank) if status.is_ending
         ]
-        analysis = RankStacks(living, self.stacks)
-        culprit = analysis.find_suspect(event.rank if event.rank in living else min(living))
-        waiting_ranks, status = analysis.waiting_ranks, living[culprit]
+        analysis = RankStacks(living_statuses, self.stacks)
+        culprit = analysis.find_suspect(
+            event.rank if event.rank in living_statuses else min(living_statuses)
+        )
+        waiting_ranks, status = analysis.waiting_ranks, living_statuses[culprit]
         places = analysis.describe_places(culprit)
         ended = Numbers.from_sequence(ended_ranks)
         facts = event.hang or HangFacts()
         place = analysis.place_of(culprit)
         facts = dataclasses.replace(facts, stacks=places, place=place, ended=ended)
         if waiting_ranks and culprit not in waiting_ranks:
-            late = Numbers.from_sequence(sorted(living.keys() - waiting_ranks))
+            late = Numbers.from_sequence(sorted(living_statuses.keys() - waiting_ranks))
             waiting = Numbers.from_sequence(waiting_ranks)
             facts = dataclasses.replace(facts, waiting=waiting, late=late)
         if self.nccl and (faults := nccl.describe_faults(self.nccl)):
@@ -355,7 +368,14 @@ class Hang:
 
 
 class Suspect(NamedTuple):
-    """The rank that the others wait for, since the monotonic time of the newest step."""
+    """The rank that the others wait for during an overdue step.
+
+    Attributes:
+        rank: The rank.
+        place: Its phase and its innermost frame.
+        since: Monotonic time at which the overdue step began.
+        has_waiting: Whether other ranks wait for it.
+    """
 
     rank: int
     place: str
@@ -364,41 +384,44 @@ class Suspect(NamedTuple):
 
 
 class EarlyLook:
-    """Finds the rank that the others wait for while a step is overdue, before a timeout passes.
+    """Finds the rank that the others wait for while a step is overdue, before a timeout expires.
 
-    All ranks write their stacks when a step becomes overdue. If these do not say who is waited for,
-    they do it again after a while, MAX_LOOKS times in an attempt.
+    All ranks write their stacks when a step becomes overdue. If the stacks do not show for which
+    rank the others wait, they are requested again after LOOK_INTERVAL_S.
     """
 
     def __init__(self, statuses: RankStatuses) -> None:
         self._statuses = statuses
         self._stacks: dict[int, str] = {}
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self._look_count = 0
         self.suspect: Suspect | None = None
 
     def update(self, overdue_since: float | None, now: float) -> bool:
-        """Return whether all ranks should write their stacks now.
+        """Update the suspect. Return whether all ranks should write their stacks now.
 
         Args:
-            overdue_since: Monotonic time at which the step began that is overdue, or None.
+            overdue_since: Monotonic time at which the overdue step began. None if none is overdue.
             now: Monotonic time.
         """
         if overdue_since is None:
-            self.suspect = self._asked_at = None
+            self.suspect = self._requested_at = None
             return False
         if self.suspect is not None:
             return False
-        if self._asked_at is not None:
-            living = self._statuses.running_statuses()
-            if living.keys() <= self._stacks.keys() or now - self._asked_at >= STACKS_TIMEOUT_S:
-                self.suspect = self._find_suspect(living, overdue_since)
-            if self.suspect is not None or now - self._asked_at < LOOK_INTERVAL_S:
+        if self._requested_at is not None:
+            living_statuses = self._statuses.running_statuses()
+            if (
+                living_statuses.keys() <= self._stacks.keys()
+                or now - self._requested_at >= STACKS_TIMEOUT_S
+            ):
+                self.suspect = self._find_suspect(living_statuses, overdue_since)
+            if self.suspect is not None or now - self._requested_at < LOOK_INTERVAL_S:
                 return False
         if self._look_count >= MAX_LOOKS or len(self._statuses.by_rank) > MAX_RANKS:
             return False
         self._look_count += 1
-        self._asked_at = now
+        self._requested_at = now
         self._stacks.clear()
         return True
 
@@ -406,17 +429,17 @@ class EarlyLook:
         """Record the stacks of a rank."""
         self._stacks[rank] = shorten_stacks(text)
 
-    def _find_suspect(self, living: Mapping[int, Status], since: float) -> Suspect | None:
-        if not living or not self._stacks:
+    def _find_suspect(self, living_statuses: Mapping[int, Status], since: float) -> Suspect | None:
+        if not living_statuses or not self._stacks:
             return None
-        analysis = RankStacks(living, self._stacks)
-        rank, waiting_ranks = analysis.find_suspect(min(living)), analysis.waiting_ranks
-        # If all ranks wait, or none, the stacks do not say for whom.
-        if len(living) > 1 and (not waiting_ranks or rank in waiting_ranks):
+        analysis = RankStacks(living_statuses, self._stacks)
+        rank, waiting_ranks = analysis.find_suspect(min(living_statuses)), analysis.waiting_ranks
+        # If all ranks wait, or none does, the stacks do not show for whom.
+        if len(living_statuses) > 1 and (not waiting_ranks or rank in waiting_ranks):
             return None
         return Suspect(rank, analysis.place_of(rank), since, bool(waiting_ranks))
 
 
 def _writes_stacks(status: Status) -> bool:
-    """Return whether the process lives and would write its stacks."""
+    """Return whether a rank is running and can write its stacks."""
     return status.jax is not None and not status.is_ending

@@ -1,4 +1,8 @@
-"""Members of the gang: hosts, their places in the table of ranks, missing ones. Pure."""
+"""Members of the gang: which hosts are connected, which ranks they hold, which are missing.
+
+`Membership` assigns ranks to connected hosts, `Gathering` limits the wait for missing ones, and
+`Growth` plans a restart with additional ones. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ from jaxlaunch.records.verdict import (
 
 # Seconds between two log lines about missing hosts.
 LOG_INTERVAL_S = 10.0
-# Time for hosts that have not joined yet to learn that the gang was refused.
+# Time for hosts that have not joined yet to learn that the gang will not start.
 REFUSAL_LINGER_S = 10.0
-# Different refusals that are logged.
+# Largest number of different refusals that are kept and logged.
 MAX_REFUSALS = 50
 
 
@@ -35,10 +39,10 @@ class Membership:
         table: Assignment of ranks to hosts in the newest attempt.
         hellos: Hello of each connected host.
         last_message_at: Time of the last message of each connected host, the oldest first.
-        stopping_hosts: Hosts whose pod was told to stop.
-        departing_hosts: Connected hosts that were told to leave, although the gang may continue.
+        stopping_hosts: Hosts whose pod received a signal to stop.
+        departing_hosts: Connected hosts that were sent `leave`, although the gang may continue.
         hosts_with_processes: Hosts that may still have processes of this attempt.
-        min_hosts: Hosts with which the next attempt starts at once.
+        min_hosts: Number of hosts with which the next attempt starts without further waiting.
         saved_step: Newest step on storage that a host reported when it joined.
     """
 
@@ -55,7 +59,7 @@ class Membership:
 
     @property
     def present_hosts(self) -> Collection[int]:
-        """Connected hosts that stay."""
+        """Connected hosts that were not sent `leave`."""
         if self.departing_hosts:
             return self.hellos.keys() - self.departing_hosts
         return self.hellos.keys()
@@ -68,10 +72,10 @@ class Membership:
 
     @property
     def next_size(self) -> int:
-        """Number of hosts that would hold ranks now, 0 if there are too few.
+        """Number of hosts that would hold ranks in a new attempt, 0 if too few are present.
 
-        Host 0 is always one of them: the others look for JAX's coordinator, which is rank 0, at its
-        address.
+        Host 0 must be one of them, because the others expect JAX's coordinator, which runs in rank
+        0, at its address.
         """
         present_hosts = self.present_hosts
         reached_size_count = 0
@@ -81,11 +85,11 @@ class Membership:
 
     @property
     def can_start(self) -> bool:
-        """Return whether there are as many hosts as the next attempt waits for."""
+        """Return whether enough hosts are present to start without further waiting."""
         return self.next_size >= self.min_hosts
 
     @property
-    def have_others_left(self) -> bool:
+    def have_others_disconnected(self) -> bool:
         """Return whether every host but the leader's has disconnected."""
         return self.hellos.keys() <= {self._leader}
 
@@ -107,20 +111,20 @@ class Membership:
         self.last_message_at.move_to_end(host)
 
     def assign_ranks(self) -> Mapping[int, range]:
-        """Assign the ranks to the present hosts, and return those of each host."""
+        """Assign ranks to the present hosts, and return the ranks by host."""
         self.table = self.table.regroup(self.present_hosts, self.next_size)
         self.min_hosts, self.hosts_with_processes = len(self.table), set(self.present_hosts)
         return {host: self.table.ranks_of(host) for host in self.table.hosts}
 
 
 class Gathering:
-    """Wait for missing hosts, at the start and until others replace lost ones."""
+    """Wait for missing hosts: for all at the start, and for replacements of lost ones."""
 
     def __init__(self, config: Config, now: float) -> None:
         self._hosts, self._timeouts_s = config.hosts, config.job.phase_timeouts_s
-        # Hosts that ever connected, including refused ones.
+        # Hosts that have connected at any time, including refused ones.
         self.arrived_hosts: set[int] = set()
-        # The messages of refusals as an ordered set, the newest last.
+        # Messages of refusals as an ordered set, the newest last.
         self.refusals: dict[str, None] = {}
         self.begin_wait("rendezvous", now)
 
@@ -135,11 +139,11 @@ class Gathering:
         return now >= self._shrink_at
 
     def shorten_wait(self, now: float) -> None:
-        """Wait only until hosts that join now have learned that there will be no gang."""
+        """Wait only until hosts that still join have learned that the gang will not start."""
         self._deadline = now + REFUSAL_LINGER_S
 
-    def have_all_learned(self, now: float) -> bool:
-        """Return whether every host has learned that there will be no gang, or had the time to."""
+    def is_refusal_wait_over(self, now: float) -> bool:
+        """Return whether the wait for hosts that must learn of the refusal is over."""
         return len(self.arrived_hosts) == self._hosts or now >= self._deadline
 
     def add_refusal(self, message: str) -> bool:
@@ -154,7 +158,7 @@ class Gathering:
     def check_wait(self, members: Membership, now: float) -> Verdict | str | None:
         """Return the verdict once the wait has timed out, or a log line when one is due.
 
-        This is called after every message, so it looks for the missing hosts only if it names them.
+        This is called after every message, so it computes the missing hosts only when needed.
         """
         waited_s = now - self._started_at
         if now >= self._deadline:
@@ -176,23 +180,23 @@ class Growth:
     """Plan to restart with more hosts.
 
     Attributes:
-        after_step: Grow once a newer step than this is on storage. None if no additional
-            host has joined.
-        is_stopping: Whether the ranks are saving, to restart with the additional hosts.
+        after_step: Step after which a newly saved step begins the growth. None if no growth is
+            planned.
+        is_stopping: Whether the ranks are stopping to restart with the additional hosts.
     """
 
     after_step: int | None = None
     is_stopping: bool = False
 
     def plan_growth(self, members: Membership, committed_step: int | None) -> bool:
-        """Plan to grow after the newest saved step, and return whether enough hosts wait."""
+        """Plan to grow after the next save. Return whether enough additional hosts are present."""
         if members.next_size <= len(members.table):
             return False
         self.after_step = -1 if committed_step is None else committed_step
         return True
 
     def begin_growth(self, members: Membership, committed_step: int | None) -> bool:
-        """Begin to grow if the ranks have saved since the plan. Return whether they stop now."""
+        """Begin the growth if the ranks have saved since the plan. Return whether it began."""
         host_count = len(members.table)
         if committed_step is None or self.after_step is None or committed_step <= self.after_step:
             return False

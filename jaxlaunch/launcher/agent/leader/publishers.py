@@ -1,7 +1,7 @@
-"""Publishers of the job's state: pod log, annotation, webhook and run folder files.
+"""Publishers of the job's state: pod log, samples of ranks, JobSet annotation and webhook.
 
-Storage and servers may stall for longer than a host may be silent. Threads write to them, so that
-they can neither delay nor fail a run.
+Storage and servers may stall for longer than a host may be silent, so threads write to them. They
+can neither delay nor fail a run.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class GangView(TimedNumbers):
     Attributes:
         stage: Stage of the gang.
         attempt: Number of the newest attempt.
-        members: Which hosts hold which ranks, as jaxlaunch/records/members writes them.
+        members: Assignment of ranks to hosts, in the format of jaxlaunch/records/members.
         missing: Hosts that are missing.
         refused: Newest refusals.
         statuses: Status of every rank.
-        overdue: Message about an exceeded timeout.
-        preempted: Preemptions in a row without a newly committed step, or None if unknown.
+        overdue: Message about an exceeded timeout, or None.
+        preempted: Number of preemptions in a row without a newly committed step, or None if
+        unknown.
         restart: Seconds until the first step of the attempt, by cause.
     """
 
@@ -72,26 +73,26 @@ class GangView(TimedNumbers):
 
 # --- the pod's log --------------------------------------------------------------------------------
 
-# Attempts of earlier pods that have a line each.
+# Number of attempts of earlier pods that get a line each.
 MAX_PAST_ATTEMPTS = 3
-# Shortest time between two lines after changes, and time between two lines without.
+# Shortest time between two lines if the state changes, and the time between two lines otherwise.
 CHANGE_INTERVAL_S, BEAT_INTERVAL_S = 2.0, 15.0
-# Phases of the training loop, between which a transition does not count as a change.
+# Phases of the training loop. A transition between two of them does not count as a change.
 LOOP_PHASES = frozenset({"step", "data", "eval", "save"})
 
 
 class PodLog:
-    """Writes lines for programs (jaxlaunch/records/log_lines) to the log of the pod.
+    """Writes machine-readable lines (jaxlaunch/records/log_lines) to the log of the pod.
 
-    Outside of a pod nobody reads them, and `write` is None.
+    Outside of a pod, `write` is None and nothing is written.
     """
 
     def __init__(self, generation: int, write: Callable[[str], None] | None) -> None:
         self._generation, self._write = generation, write
-        # Number of attempts whose past is written.
+        # Number of records at the last `write_past`.
         self._past_count = -1
-        self._looked_at = self._beat_at = -math.inf
-        # State in the last beat. A change is written early.
+        self._checked_at = self._beat_at = -math.inf
+        # State in the last beat. If it changes, the next beat is written early.
         self._beat_state: Any = None
         self._phase: Any = None
         self._phase_since = time.time()
@@ -110,7 +111,7 @@ class PodLog:
     ) -> None:
         """Write the attempts of earlier pods, and the ends of their deleted logs.
 
-        A job that was suspended has new pods of the same generation.
+        They may be of the same generation, if the job was suspended.
 
         Args:
             records: Finished attempts, oldest first.
@@ -118,8 +119,8 @@ class PodLog:
             start: Number of this start of the run.
             ranks_per_host: Ranks that each host holds.
             processes: Largest number of ranks.
-            attempts: Number of attempts that the hosts have taken part in, which a new host 0 does
-                not know without a run folder.
+            attempts: Number of attempts that the other hosts have taken part in. Without a run
+                folder, a new host 0 has no records of them.
         """
         last_attempt = records[-1].attempt if records else 0
         is_complete = attempts <= last_attempt and bool(
@@ -148,7 +149,7 @@ class PodLog:
             fields = {name: getattr(record, name) for name in field_names}
             place = self._line_fields(record.attempt, record.generation)
             self._write_line(PastLine(**place, **fields))
-        # The record has members if hosts held other ranks than their indexes imply.
+        # A record has members only if hosts held other ranks than their indexes imply.
         members = None
         if last_record is not None and last_record.members is not None:
             members = parse_members(last_record.members, ranks_per_host, processes)
@@ -162,11 +163,17 @@ class PodLog:
     def write_beat(
         self, read_view: Callable[[], GangView], now: float, is_news: bool = False
     ) -> None:
-        """Write a beat if something changed or it is time; `now` is in monotonic seconds."""
+        """Write a beat if the state changed or a beat is due.
+
+        Args:
+            read_view: Returns the state of all hosts.
+            now: Monotonic seconds.
+            is_news: Whether to write a beat in any case.
+        """
         is_due = is_news or now - self._beat_at >= BEAT_INTERVAL_S
-        if self._write is None or not (is_due or now - self._looked_at >= CHANGE_INTERVAL_S):
+        if self._write is None or not (is_due or now - self._checked_at >= CHANGE_INTERVAL_S):
             return
-        self._looked_at, view = now, read_view()
+        self._checked_at, view = now, read_view()
         phases = _ranks_by_phase(view.statuses)
         phase = max(phases, key=lambda name: len(phases[name]), default=None)
         if (view.attempt, phase) != self._phase:
@@ -174,8 +181,9 @@ class PodLog:
         committed = -1 if self._committed is None else self._committed
         if view.committed is not None and view.committed > committed:
             self._committed, self._committed_at = view.committed, time.time()
-        kind = "loop" if phase in LOOP_PHASES else phase
-        state = view.stage, view.attempt, view.members, tuple(view.missing), view.overdue, kind
+        phase_group = "loop" if phase in LOOP_PHASES else phase
+        missing = tuple(view.missing)
+        state = view.stage, view.attempt, view.members, missing, view.overdue, phase_group
         if state == self._beat_state and not is_due:
             return
         self._beat_state, self._beat_at = state, now
@@ -214,11 +222,11 @@ class PodLog:
 
 
 def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
-    """Return the ranks by phase, or as "joining", "unsaid" or "ended"."""
+    """Return the ranks by phase, or under "joining", "unsaid" (no phase yet) or "ended"."""
     phases: dict[str, list[int]] = {}
     previous = None
     for rank, status in enumerate(statuses):
-        # The ranks of a host mostly share one status.
+        # The ranks of a host mostly share one `Status` object.
         if status is not previous:
             phase = status.phase or ("joining" if status.joining else "unsaid")
             if status.exit is not None:
@@ -232,7 +240,7 @@ def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
 
 
 class LatestWriter(Generic[T]):
-    """Writes values in a background thread; if several are queued, only the newest."""
+    """Writes values in a background thread. A queued value is replaced by a newer one."""
 
     def __init__(self, write: Callable[[T], None]) -> None:
         self._write = write
@@ -240,8 +248,8 @@ class LatestWriter(Generic[T]):
         self._next: T | None = None
         self._thread: threading.Thread | None = None
 
-    def keep(self, value: T, wait_s: float = 0.0) -> None:
-        """Queue a value, and wait for at most `wait_s` until it is written."""
+    def enqueue(self, value: T, wait_s: float = 0.0) -> None:
+        """Queue a value, and wait for at most `wait_s` seconds until it is written."""
         with self._lock:
             self._next = value
             if self._thread is None:
@@ -258,7 +266,7 @@ class LatestWriter(Generic[T]):
             return self._thread is not None
 
     def finish(self) -> None:
-        """Wait until nothing is being written, and drop the queued value."""
+        """Drop the queued value, and wait until nothing is being written."""
         with self._lock:
             self._next, thread = None, self._thread
         if thread is not None:
@@ -291,14 +299,14 @@ class RankSampler:
         hang: CurrentHang | None = None,
         is_due: bool = False,
     ) -> None:
-        """Sample if it is time to or `is_due`; write every `write_every_s` seconds at most.
+        """Add a sample if one is due, and write the file at most every `write_every_s` seconds.
 
         Args:
             statuses: Status of every rank.
-            write_every_s: Seconds between two writes.
-            foremost: Step with which those of the ranks are compared.
-            hang: The rank that the others wait for, as far as is known.
-            is_due: Whether to sample at once.
+            write_every_s: Shortest time between two writes.
+            foremost: Step of the foremost rank, with which the step of each rank is compared.
+            hang: The rank that the others wait for, if it is known.
+            is_due: Whether to sample now in any case.
         """
         if not statuses or not (is_due or self._history.is_due(time.time())):
             return
@@ -308,12 +316,12 @@ class RankSampler:
             for status in statuses
         )
         steps = (status.step if status.stepped else None for status in statuses)
-        own = (status.own for status in statuses)
-        self._history.add_column(time.time(), phases, steps, foremost, own)
+        own_times = (status.own for status in statuses)
+        self._history.add_column(time.time(), phases, steps, foremost, own_times)
         self._history.hang = hang
         if (now := time.monotonic()) - self._written_at >= write_every_s:
             self._written_at = now
-            self._writer.keep(self._history.to_json_bytes())
+            self._writer.enqueue(self._history.to_json_bytes())
 
 
 # Kubernetes mounts the service account here.
@@ -343,7 +351,7 @@ class JobSetAnnotator:
         self._has_failed = self._is_refused = False
 
     def annotate(self, progress: ProgressAnnotation) -> None:
-        """Replace the annotation, and log the first failure."""
+        """Replace the annotation. Only the first failure is logged."""
         if self._is_refused:
             return
         annotations = {contract.ANNOTATION: progress.to_json()}
@@ -361,7 +369,7 @@ class JobSetAnnotator:
 
     def _send_patch(self, body: bytes) -> tuple[int, str]:
         """Send a merge patch, and return the HTTP status and the beginning of the answer."""
-        # The import takes 20 ms, which most jobs can save.
+        # The import takes 20 ms, and most jobs do not need it.
         import ssl
 
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
@@ -371,10 +379,10 @@ class JobSetAnnotator:
             host, port, timeout=_API_TIMEOUT_S, context=context
         )
         path = _JOBSET_PATH.format((self._account / "namespace").read_text().strip(), self._name)
-        # The token is replaced about once an hour.
+        # The kubelet replaces the token about once an hour.
         token = (self._account / "token").read_text().strip()
-        kind = "application/merge-patch+json"
-        headers = {"Content-Type": kind, "Authorization": f"Bearer {token}"}
+        content_type = "application/merge-patch+json"
+        headers = {"Content-Type": content_type, "Authorization": f"Bearer {token}"}
         try:
             connection.request("PATCH", path, body, headers)
             response = connection.getresponse()
@@ -385,9 +393,9 @@ class JobSetAnnotator:
 
 MAX_QUEUED_MESSAGES = 32
 ANSWER_TIMEOUT_S = 10.0
-# Time between two of three tries.
+# Seconds between two of the three attempts to send a message.
 RETRY_INTERVAL_S = 2.0
-# The end of a job waits this long for its last message.
+# The job waits this long at its end for its last message to be sent.
 LAST_MESSAGE_TIMEOUT_S = 5.0
 CHECK_INTERVAL_S = 5.0
 _SCHEMES = ("http://", "https://")
@@ -396,8 +404,8 @@ _SCHEMES = ("http://", "https://")
 class Notifier:
     """Sends messages about the job to a webhook, if the job has one.
 
-    A thread sends them from a bounded queue. Messages that do not fit are dropped, and so are those
-    that fail.
+    A thread sends them from a bounded queue. A message is dropped if the queue is full, or if it
+    could not be sent three times.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -410,7 +418,7 @@ class Notifier:
         self._queue = queue.Queue[Mapping[str, Any]](MAX_QUEUED_MESSAGES)
         self._thread: threading.Thread | None = None
         self._close_deadline = math.inf
-        self._looked_at = self._changed_at = time.monotonic()
+        self._checked_at = self._changed_at = time.monotonic()
         self._state: Any = None
         self._is_stalled = self._has_failed = False
         self._best_step: Any = None
@@ -421,9 +429,9 @@ class Notifier:
 
     def check_progress(self, read_view: Callable[[], GangView], now: float) -> None:
         """Notify about a job without progress, and about a new best evaluation."""
-        if not self._events or now - self._looked_at < CHECK_INTERVAL_S:
+        if not self._events or now - self._checked_at < CHECK_INTERVAL_S:
             return
-        self._looked_at, view = now, read_view()
+        self._checked_at, view = now, read_view()
         metrics = view.metrics or {}
         previous_best_step, self._best_step = self._best_step, metrics.get(contract.Key.BEST_STEP)
         if self._best_step is not None and self._best_step != previous_best_step:
@@ -452,11 +460,11 @@ class Notifier:
         self._queue_message("done" if is_done else "failure", text, attempt=attempt, **fields)
 
     def begin_closing(self) -> None:
-        """Limit the time for queued messages, because the job is about to end here."""
+        """Limit the time for queued messages, because the job ends now."""
         self._close_deadline = time.monotonic() + LAST_MESSAGE_TIMEOUT_S
 
     def is_busy(self, now: float) -> bool:
-        """Return whether the end must still wait for a message."""
+        """Return whether the job must still wait for a message to be sent."""
         has_messages = self._queue.unfinished_tasks > 0
         return has_messages and now < self._close_deadline and not self._has_failed
 
@@ -487,7 +495,7 @@ class Notifier:
             self._queue.task_done()
 
     def _post_message(self, message: Mapping[str, Any]) -> str | None:
-        """Send a message, and return the reason of a failure without the secret address."""
+        """Send a message, and return the reason of a failure. It must not contain the address."""
         headers = {"Content-Type": "application/json", "User-Agent": "jaxlaunch"}
         try:
             body = json.dumps(message).encode()
@@ -502,6 +510,6 @@ class Notifier:
                 return reason.strerror or type(reason).__name__
             return type(error).__name__
         except Exception as error:
-            # Libraries may raise anything for an odd address or answer, and no run may end because
-            # of it.
+            # Libraries may raise any exception for an unusual address or answer. A run must not
+            # fail because of it.
             return type(error).__name__

@@ -1,7 +1,7 @@
 """Statuses of all ranks of an attempt, with counts that are updated incrementally.
 
-A gang of 80,000 ranks sends thousands of beats per second. Therefore no message may cost a pass
-over all ranks, and ranks with equal statuses share one `Status` object.
+A gang of 80,000 ranks sends thousands of heartbeats per second. Therefore no message may cost a
+pass over all ranks, and ranks with equal statuses share one `Status` object.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from jaxlaunch.launcher.agent.gang.progress import Status, format_rank_range, parse_rank_range
 from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S
 
-# Ranks of a gang step together but beat one by one: this many recent statuses are shared with the
-# next ranks that come to them, and this many successors of each status.
+# The ranks of a gang reach the same statuses one after another. This many recent statuses are kept
+# to be shared, with this many successors of each.
 MAX_SHARED, MAX_SUCCESSORS = 128, 16
 
-# The age of the newest report of a rank: the time between two heartbeats, between two messages of a
-# program, and on the way.
+# Largest age of the newest report of a rank: a heartbeat interval, and time for the messages from
+# the program to its agent and from the agent to the leader.
 REPORT_AGE_S = HEARTBEAT_S + 0.5
 
 Counted = TypeVar("Counted", int, str)
@@ -33,56 +33,56 @@ class RankStatuses:
         ranks_by_host: Ranks of each host, from 0 on without a gap.
         by_rank: Statuses by rank number. A list, because the statuses of a host are read and
             replaced as one slice.
-        alive: Ranks that have not ended.
-        unfinished: Ranks whose program runs, or ended with an error.
-        unclean: Ranks that have not ended cleanly.
-        undone: Ranks that have not reported that they are done.
+        alive_count: Number of ranks that have not ended.
+        unfinished_count: Number of ranks whose program runs, or ended with an error.
+        unclean_count: Number of ranks that have not ended cleanly.
+        undone_count: Number of ranks that have not reported that they are done.
         committed: Newest step on storage, restored or committed by any rank.
         first_committed: First step that this attempt committed.
-        versions: Ranks by version of JAX.
+        versions: Number of ranks by version of JAX.
     """
 
     def __init__(self, ranks_by_host: Mapping[int, range]) -> None:
         self.ranks_by_host = ranks_by_host
         count = sum(map(len, ranks_by_host.values()))
         self.by_rank = [Status()] * count
-        self.alive = self.unfinished = self.unclean = self.undone = count
+        self.alive_count = self.unfinished_count = self.unclean_count = self.undone_count = count
         self.committed: int | None = None
         self.first_committed: int | None = None
         self.versions: dict[str, int] = {}
         self._steps: dict[int, int] = {}
-        # Monotonic times, and the steps of the foremost rank.
-        self._foremost: deque[tuple[float, int | None]] = deque()
+        # Pairs of a monotonic time and the step of the foremost rank at that time.
+        self._foremost_steps: deque[tuple[float, int | None]] = deque()
         self._host_keys = {
             host: format_rank_range(ranks[0], ranks[-1]) for host, ranks in ranks_by_host.items()
         }
-        self._shared = SharedStatuses()
+        self._shared_statuses = SharedStatuses()
 
     @property
     def first_step(self) -> int | None:
-        """Step that is complete on every rank that reports one."""
+        """Newest step of the rank that is furthest behind, among those that report steps."""
         return min(self._steps, default=None)
 
     @property
     def last_step(self) -> int | None:
-        """Step of the foremost rank."""
+        """Newest step of the foremost rank."""
         return max(self._steps, default=None)
 
     def settled_step(self, now: float) -> int:
-        """Return the step of the foremost rank when the oldest of the newest reports was sent.
+        """Return the step that the foremost rank had reported REPORT_AGE_S ago, 0 if none.
 
-        The ranks of a gang step together, but their reports are up to REPORT_AGE_S old: the newest
-        step of another rank would accuse each of them by the age of its report. `now` is in
-        monotonic seconds; this must be called regularly.
+        A rank is behind if it has not reached this step. It must not be compared with the newest
+        step of the foremost rank, because its own newest report may be REPORT_AGE_S old. This must
+        be called regularly; `now` is in monotonic seconds.
         """
-        self._foremost.append((now, self.last_step))
-        while len(self._foremost) > 1 and self._foremost[1][0] <= now - REPORT_AGE_S:
-            self._foremost.popleft()
-        # Before that no rank had a step, and none is behind.
-        return self._foremost[0][1] or 0
+        self._foremost_steps.append((now, self.last_step))
+        while len(self._foremost_steps) > 1 and self._foremost_steps[1][0] <= now - REPORT_AGE_S:
+            self._foremost_steps.popleft()
+        # Until a rank has reported a step, no rank is behind.
+        return self._foremost_steps[0][1] or 0
 
     def running_statuses(self) -> dict[int, Status]:
-        """Return the statuses of the ranks that neither have ended nor wait for others to end."""
+        """Return the statuses of ranks that have not ended and do not wait for others to end."""
         return {rank: status for rank, status in enumerate(self.by_rank) if not status.is_ending}
 
     def find_host(self, rank: int) -> int:
@@ -108,10 +108,12 @@ class RankStatuses:
             statuses = self.by_rank[ranks.start : ranks.stop]
             # The ranks of a host nearly always have the same status.
             if statuses.count(statuses[0]) == len(statuses):
-                self.set_range(ranks, self._shared.apply_changes(statuses[0], fields))
+                self.set_range(ranks, self._shared_statuses.apply_changes(statuses[0], fields))
                 continue
             for rank, status in zip(ranks, statuses, strict=True):
-                self.set_range(range(rank, rank + 1), self._shared.apply_changes(status, fields))
+                self.set_range(
+                    range(rank, rank + 1), self._shared_statuses.apply_changes(status, fields)
+                )
 
     def set_range(self, ranks: range, new_status: Status) -> None:
         """Replace the status of consecutive ranks, which must all have had the same one."""
@@ -129,19 +131,22 @@ class RankStatuses:
         if first is not None and (self.first_committed is None or first < self.first_committed):
             self.first_committed = first
         if new_status.done is not old_status.done:
-            self.undone += count * (old_status.done - new_status.done)
+            self.undone_count += count * (old_status.done - new_status.done)
         has_ended = new_status.exit is not None or old_status.exit is not None
         if has_ended or new_status.is_ending is not old_status.is_ending:
-            self.alive += count * ((new_status.exit is None) - (old_status.exit is None))
-            self.unfinished += count * (old_status.has_finished - new_status.has_finished)
-            self.unclean += count * (old_status.has_ended_cleanly - new_status.has_ended_cleanly)
+            self.alive_count += count * ((new_status.exit is None) - (old_status.exit is None))
+            self.unfinished_count += count * (old_status.has_finished - new_status.has_finished)
+            self.unclean_count += count * (
+                old_status.has_ended_cleanly - new_status.has_ended_cleanly
+            )
 
 
 class SharedStatuses:
-    """Makes one `Status` object for all ranks that come to equal statuses."""
+    """Cache of `Status` objects, so that ranks with equal statuses share one object."""
 
     def __init__(self) -> None:
-        # Keyed by the id of the old status, which the entry keeps alive.
+        # By the id of the old status, which the entry keeps alive: the changes that were applied to
+        # it, each with the resulting status.
         self._successors: dict[int, tuple[Status, list[tuple[Mapping[str, Any], Status]]]] = {}
         self._recent: dict[tuple[str | None, int | None], Status] = {}
 

@@ -2,8 +2,8 @@
 
 `RunState` reads the state of the gang, and `Reporter` writes it. Storage and servers may stall for
 longer than a host may be silent, so threads write the newest value to them (`publishers`). The
-event loop waits for a write only if something must be on storage first, and never for long. When
-host 0 is lost, `record_end_without_leader` writes the end of the attempt on another host.
+event loop waits for a write only if its next action depends on it, and never for long. When host 0
+is lost, `record_end_without_leader` writes the end of the attempt on another host.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RunState:
         metrics: The newest metrics of rank 0.
         notes: Notes of the summary.
         started_at: Unix time at which the attempt began.
-        seconds_before: Seconds of the run by cause, without those of the attempt.
+        earlier_seconds: Seconds of the run by cause, up to the end of the previous attempt.
     """
 
     def __init__(self, config: Config, gang: Gang, clock: Clock, run_folder: RunFolder) -> None:
@@ -77,11 +77,11 @@ class RunState:
         self._code_versions = describe_versions(read_versions(), os.environ)
         self.starts = RunStarts(run_folder, config.uid)
         self.metrics: Mapping[str, Any] | None = None
-        # The steps of the run that rank 0 reported, also while the next attempt starts.
+        # Number of steps of the run that rank 0 reported, in this attempt or an earlier one.
         self._total_steps: int | None = None
         self.notes: list[str] = []
         self.started_at = time.time()
-        self.seconds_before: Mapping[str, float] = clock.seconds_by_cause(clock.started_at)
+        self.earlier_seconds: Mapping[str, float] = clock.seconds_by_cause(clock.started_at)
 
     @property
     def newest_attempt(self) -> int:
@@ -96,9 +96,10 @@ class RunState:
         return furthest_step(self.starts.known_saved_step, *steps, committed_step)
 
     def start_fields(self) -> dict[str, int | None]:
-        """Return the number of this start, and the newest step of attempts before this one.
+        """Return the fields `start` and `saved` of the message that starts an attempt.
 
-        The step is 0 if they only trained, and None if none did.
+        `saved` is the newest step that earlier attempts saved, 0 if they trained and saved none,
+        and None if none trained.
         """
         saved_step = history.newest_saved_step(self._gang.records, self._config.generation)
         if saved_step is None and self.starts.has_earlier_checkpoints:
@@ -109,7 +110,7 @@ class RunState:
     def attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the seconds of this attempt, given those of the run."""
         return {
-            cause: round(spent_s - self.seconds_before.get(cause, 0.0), 3)
+            cause: round(spent_s - self.earlier_seconds.get(cause, 0.0), 3)
             for cause, spent_s in seconds.items()
         }
 
@@ -117,11 +118,13 @@ class RunState:
         """Return the state of all hosts, for the metrics of every agent."""
         seconds = self._clock.seconds_by_cause(now)
         last_message_at = self._gang.members.last_message_at
-        message_times = (at for host, at in last_message_at.items() if host != self._config.host)
-        oldest_message_at = next(message_times, now)
+        other_message_times = (
+            message_at for host, message_at in last_message_at.items() if host != self._config.host
+        )
+        oldest_message_at = next(other_message_times, now)
         return {
             "attempt": self._gang.attempt_number,
-            # The uid is part of the key of the gang and is never sent.
+            # The uid is part of the key of the gang, so it is never sent.
             "of": {**codec.to_json(self._attempt_progress(seconds, now)), "uid": ""},
             "seconds": seconds,
             "unsafe_s": self._clock.uncommitted_s(now),
@@ -133,12 +136,12 @@ class RunState:
         }
 
     def numbers(self, now: float) -> dict[str, Any]:
-        """Return the numbers of the run and its seconds, by the fields of TimedNumbers."""
+        """Return the numbers and the seconds of the run, as fields of TimedNumbers."""
         ranks = self._gang.attempt.ranks
         if ranks.by_rank and ranks.by_rank[0].total is not None:
             self._total_steps = ranks.by_rank[0].total
         return {
-            # Until the attempt has completed a step, it is at the saved one.
+            # Until the attempt has completed a step, the run is at the saved step.
             "step": ranks.first_step or self.saved_step or ranks.first_step,
             "steps": self._total_steps,
             "committed": self.saved_step,
@@ -163,7 +166,7 @@ class RunState:
             if self._run_folder.unknown_reason
             else history.preemptions_without_progress(gang.records),
             restart=self._restart_seconds(now),
-            # The pod's log dates the checkpoints of these pods only.
+            # In the pod's log, only checkpoints of these pods have a time.
             **(self.numbers(now) | {"committed": ranks.committed}),
         )
 
@@ -172,7 +175,7 @@ class RunState:
         gang, now = self._gang, time.monotonic()
         step = gang.attempt.ranks.first_step
         if step is None and verdict is not None:
-            # The run may end without an attempt of these pods, such as one that was done already.
+            # The run may end before these pods start an attempt, if it was finished already.
             step = verdict.step
         numbers = self.numbers(now) | {"step": step}
         progress = self._attempt_progress(numbers["seconds"], now)
@@ -191,7 +194,7 @@ class RunState:
     def build_annotation(self, event: str, verdict: Verdict | None) -> ProgressAnnotation:
         """Return the annotation of the JobSet."""
         numbers = TimedNumbers(**self.numbers(time.monotonic())).run_numbers()
-        # Pods that left are replaced by others, which start the next attempt.
+        # Pods that left are replaced by new ones, which start the next attempt.
         numbers["restarts"] = history.restarts_by_cause(
             self._gang.records, self.newest_attempt + (event == "left")
         )
@@ -239,7 +242,7 @@ class Reporter:
         say: Callable[[str], None],
     ) -> None:
         def say_from_thread(text: str) -> None:
-            # The streams belong to the thread of the event loop.
+            # Only the thread of the event loop may use the streams.
             loop.call_later(0.0, lambda: say(text))
 
         self.state = RunState(config, gang, clock, run_folder)
@@ -252,10 +255,10 @@ class Reporter:
             self._annotator = LatestWriter(annotator.annotate)
         self._notifier = Notifier(config.job.name, os.environ, say)
         self._sampler = RankSampler(run_folder)
-        # Newest committed step and stage in the summary, and the monotonic times of the last
-        # writes.
-        self._written: tuple[int | None, Stage] | None = None
-        self._summary_at = self._annotated_at = time.monotonic()
+        # Newest committed step and stage in the last summary, and monotonic times of the last
+        # summary and annotation.
+        self._written_state: tuple[int | None, Stage] | None = None
+        self._summary_written_at = self._annotation_queued_at = time.monotonic()
 
     def write_start(self, now: float) -> None:
         """Write the state before the first host joins."""
@@ -264,14 +267,14 @@ class Reporter:
         self._write_summary(now)
 
     def log_past(self, attempts: int = 0) -> None:
-        """Write the attempts of earlier pods, `attempts` in number, to the pod's log."""
-        ranks = self._config.job.processes_per_host, self._config.processes
+        """Write the attempts of earlier pods to the pod's log, as `PodLog.write_past` does."""
+        ranks = self._config.job.processes_per_host, self._config.process_count
         start = self.state.starts.number
         folder = self._run_folder
         self._pod_log.write_past(self._gang.records, folder, start, *ranks, attempts=attempts)
 
     def add_metrics(self, metrics: Any) -> None:
-        """Keep the newest metrics of rank 0."""
+        """Store the newest metrics of rank 0. Raises TypeError if they are not a mapping."""
         if not isinstance(metrics, Mapping):
             raise TypeError(f"metrics are {metrics!r}")
         self.state.metrics = metrics or self.state.metrics
@@ -283,7 +286,7 @@ class Reporter:
             notes.append(text)
 
     def start_attempt(self, now: float) -> None:
-        """Write that the gang starts an attempt."""
+        """Record the start of an attempt."""
         self.state.started_at = time.time()
         self._clock.restart.enter_cause("start", now)
         self._write_summary(now)
@@ -300,7 +303,7 @@ class Reporter:
         self._write_summary(now, is_urgent=True)
 
     def record_attempt(self, verdict: Verdict, now: float) -> AttemptRecord:
-        """Record the attempt. Return host 1's record if host 1 has recorded it."""
+        """Record the attempt, unless host 1 has recorded it, and return its record."""
         if verdict.code == contract.DONE:
             self._clock.end_finished_attempt(now)
         else:
@@ -322,7 +325,7 @@ class Reporter:
             restart=self._clock.restart.last_seconds,
             members=table.to_wire() if table.has_moved_hosts else None,
         )
-        self.state.seconds_before = seconds
+        self.state.earlier_seconds = seconds
         records = self._run_folder.read_records(self._config.uid)
         if records and records[-1].attempt == gang.attempt_number:
             return records[-1]
@@ -330,39 +333,39 @@ class Reporter:
         return record
 
     def await_hosts(self, now: float) -> None:
-        """Write that the gang waits for the replacement of hosts."""
+        """Record that the gang waits for the replacement of hosts."""
         self._clock.restart.enter_cause("replace", now)
         self._write_summary(now)
 
-    def write_end(self, verdict: Verdict, *, is_alone: bool) -> None:
-        """Write the last summary, of the run or with `is_alone` only of this host 0."""
-        if not is_alone:
+    def write_end(self, verdict: Verdict, *, leaves_alone: bool) -> None:
+        """Write the last summary. With `leaves_alone`, the run continues with another host 0."""
+        if not leaves_alone:
             self._notifier.begin_closing()
         self._summary_writer.finish()
         self.state.starts.write_summary(self.state.build_summary(verdict))
-        if not is_alone:
+        if not leaves_alone:
             self._pod_log.write_beat(self.state.build_view, time.monotonic(), is_news=True)
 
-    def publish_end(self, verdict: Verdict, *, is_alone: bool) -> None:
+    def publish_end(self, verdict: Verdict, *, leaves_alone: bool) -> None:
         """Write the end to the annotation of the JobSet."""
         is_final = not contract.outcome_for_code(verdict.code).restarts
-        self._queue_annotation("ended" if is_final and not is_alone else "left", verdict)
+        self._queue_annotation("ended" if is_final and not leaves_alone else "left", verdict)
 
     def report_progress(self, now: float) -> None:
-        """Write to the pod's log and notify the webhook, if there is news or it is time."""
+        """Write to the pod's log and notify the webhook, if there is news or a line is due."""
         self._pod_log.write_beat(self.state.build_view, now)
         self._notifier.check_progress(self.state.build_view, now)
 
     def overdue_since(self, now: float) -> float | None:
-        """Return the monotonic time at which the step began that is overdue, else None."""
+        """Return the monotonic time at which the overdue step began, or None if none is overdue."""
         return self._clock.overdue_since(now)
 
     def save_state(self, now: float) -> None:
-        """Write the summary, the samples and the annotation, if there is news or it is time."""
+        """Write the summary, the samples and the annotation, if there is news or a write is due."""
         stage = self._gang.stage
         interval_s = LOCAL_WRITE_INTERVAL_S if self._config.is_local else SHARED_WRITE_INTERVAL_S
-        has_news = (self._gang.attempt.ranks.committed, stage) != self._written
-        if stage is not Stage.LEAVE and (has_news or now - self._summary_at >= interval_s):
+        has_news = (self._gang.attempt.ranks.committed, stage) != self._written_state
+        if stage is not Stage.LEAVE and (has_news or now - self._summary_written_at >= interval_s):
             self._write_summary(now, has_news=has_news)
         if stage is Stage.RUN:
             attempt = self._gang.attempt
@@ -373,46 +376,46 @@ class Reporter:
                 place = suspect.place[:MAX_NOTE_CHARS]
                 hang = CurrentHang(suspect.rank, place, since, suspect.has_waiting)
             self._sampler.sample_ranks(attempt.statuses, interval_s, foremost=foremost, hang=hang)
-            if now - self._annotated_at >= ANNOTATE_INTERVAL_S:
+            if now - self._annotation_queued_at >= ANNOTATE_INTERVAL_S:
                 self._queue_annotation("running", None)
 
     def is_busy(self, now: float) -> bool:
-        """Return whether the end must still wait for the webhook or the JobSet."""
+        """Return whether the agent must still wait for the webhook or the annotation."""
         is_annotating = self._annotator is not None and self._annotator.is_busy
-        may_annotate = now < self._annotated_at + ANNOTATE_WAIT_S
+        may_annotate = now < self._annotation_queued_at + ANNOTATE_WAIT_S
         return self._notifier.is_busy(now) or (is_annotating and may_annotate)
 
     def list_agents(self, agents: Sequence[tuple[Hello, str]]) -> None:
         """Write the address and the ranks of each host's agent."""
         rows = []
         for hello, ip in agents:
-            # An IPv4 peer on a dual-stack socket has this prefix.
+            # An IPv4 address of a dual-stack socket has this prefix.
             address = f"{bracket_ipv6(ip.removeprefix('::ffff:'))}:{hello.metrics_port}"
             ranks = list(self._gang.members.table.ranks_of(hello.host))
             rows.append({"host": hello.host, "address": address, "pid": hello.pid, "ranks": ranks})
         self._run_folder.write_json(AGENTS, rows)
 
     def _write_summary(self, now: float, *, is_urgent: bool = False, has_news: bool = True) -> None:
-        """Write the state of the run, for the case that every agent is killed.
+        """Queue the summary, so that the attempt is on record even if every agent is killed.
 
-        This waits for the write for a second at most, and only if it is urgent, or has news and the
-        folder is on this machine. A regular write without news waits for nothing, because a busy
+        This waits for the write, for at most a second, if it is urgent, or if it has news and the
+        folder is on this machine. It does not wait for a regular write without news, because a busy
         disk may take longer than that to sync.
         """
-        self._written = (self._gang.attempt.ranks.committed, self._gang.stage)
-        self._summary_at = now
+        self._written_state = (self._gang.attempt.ranks.committed, self._gang.stage)
+        self._summary_written_at = now
         must_wait = is_urgent or (self._config.is_local and has_news)
         wait_s = LOCAL_WRITE_INTERVAL_S if must_wait else 0.0
-        self._summary_writer.keep(self.state.build_summary(None), wait_s=wait_s)
+        self._summary_writer.enqueue(self.state.build_summary(None), wait_s=wait_s)
 
     def _queue_annotation(self, event: str, verdict: Verdict | None) -> None:
-        self._annotated_at = time.monotonic()
+        self._annotation_queued_at = time.monotonic()
         if self._annotator is not None:
-            self._annotator.keep(self.state.build_annotation(event, verdict))
+            self._annotator.enqueue(self.state.build_annotation(event, verdict))
 
 
 def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the job as its pods received it, under the keys of job.yaml that pods read."""
+    """Return the job as this agent received it, by the keys of job.yaml."""
     job, slices = config.job, int(environ.get(contract.SLICES, "1"))
     accelerator: dict[str, Any] = {"type": job.accelerator}
     if job.platform != "tpu":
@@ -440,14 +443,13 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         return fields | {"train": json.loads(environ.get(contract.TRAIN_SPEC, "{}"))}
     except ValueError:
-        # The trainer reports what is wrong with it.
+        # The trainer will report the error in its specification.
         return fields
 
 
 # --- when host 0 is lost --------------------------------------------------------------------------
 
-# Host 0 writes its summary every ten seconds. After three missed writes it no longer counts as
-# alive.
+# Host 0 writes its summary every ten seconds. After three missed writes it counts as lost.
 SUMMARY_FRESHNESS_S = 30.0
 
 
@@ -488,9 +490,9 @@ def record_end_without_leader(
     """Write the end of the attempt on another host after host 0 was lost.
 
     The sources are host 0's last report; the last summary in the folder, if it describes the same
-    attempt; and the statuses of this host's own processes. The folder may be this host's copy,
-    without what host 0 wrote since the pods started. Nothing is written if this host never joined a
-    host 0 that still writes summaries, or if the end is already on record.
+    attempt; and the statuses of this host's own processes. The folder may be this host's copy of a
+    bucket, which lacks the files that host 0 has written since the pods started. Nothing is written
+    if the end is already on record, or if this host could not join a host 0 that is alive.
     """
     summary = folder.read_summary(config.uid)
     has_joined = report.attempt > 0 or report.progress is not None
@@ -502,12 +504,13 @@ def record_end_without_leader(
         if is_fresh and summary.of.generation == config.generation:
             return
         if summary.of.generation != config.generation:
-            # Host 0 would have settled the records of the earlier generation.
+            # Host 0 has not settled the records of the earlier generation, so this host does.
             settle_records(folder, config.uid)
     records = folder.read_records(config.uid)
     if has_joined and records and records[-1].attempt >= report.attempt > 0:
-        # Host 0 continued without this host, which was stalled, and has recorded the end of the
-        # attempt; or no other host 0 took its place.
+        # The end of the attempt is on record: host 0 continued without this host, which was
+        # stalled. If lost hosts are replaced, a summary that is not fresh shows that no other host
+        # 0 has taken its place, and the run ends here.
         if config.job.replaces and summary is not None and summary.verdict is None and not is_fresh:
             end_summary = dataclasses.replace(summary, verdict=verdict)
             RunStarts(folder, config.uid).write_summary(end_summary)
@@ -530,10 +533,11 @@ def record_end_without_leader(
     previous_attempt = records[-1].attempt if records else 0
     records.append(record)
     if report.progress is None or previous_attempt == progress.attempt - 1:
-        # The attempts before this one have their records here.
+        # The records contain all attempts before this one.
         seconds = history.sum_seconds(records, time.time(), config.run_started_at)
     else:
-        # Begin with host 0's last report, and add the lost work of the attempt that it was in.
+        # Begin with host 0's last report. The record of its attempt counts the seconds since the
+        # last commit as lost work.
         seconds = dict(report.run_seconds)
         if report.progress.attempt == record.attempt:
             for cause, spent_s in record.seconds.items():
@@ -541,7 +545,7 @@ def record_end_without_leader(
                 seconds[cause] = seconds.get(cause, 0.0) + added_s
     end_summary = dataclasses.replace(
         summary,
-        # If hosts are replaced, another host 0 continues.
+        # If lost hosts are replaced, another host 0 continues the run.
         verdict=None if config.job.replaces and has_joined else record.verdict,
         step=step,
         seconds=seconds,
@@ -555,7 +559,7 @@ def record_end_without_leader(
 def _last_known_attempt(
     folder: RunFolder, config: Config, report: LeaderReport, records: Sequence[AttemptRecord]
 ) -> tuple[Summary, AttemptProgress]:
-    """Return the summary and the progress of the attempt, from host 0's last report."""
+    """Return the last known summary and progress of the attempt that host 0 did not finish."""
     last_progress = report.progress
     number = max(
         report.attempt,
@@ -571,7 +575,7 @@ def _last_known_attempt(
     ):
         now = time.time()
         started_at = report.agent_started_at
-        # A host without any report has only waited.
+        # Without any report of host 0, this host has only waited for it.
         seconds = {"rendezvous": max(0.0, now - started_at)} if last_progress is None else {}
         progress = AttemptProgress(config.uid, *attempt_key, started_at, at=now, seconds=seconds)
         summary = Summary(None, restarts={})

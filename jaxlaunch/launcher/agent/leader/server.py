@@ -43,17 +43,18 @@ from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder, settle_records
 
 TICK_INTERVAL_S = 0.2
-# With MANY_HOSTS or more, the loop pauses between two polls, so that each finds many connections.
+# With MANY_HOSTS or more hosts, the loop pauses between polls, so that each poll finds many ready
+# connections.
 MANY_HOSTS, POLL_PAUSE_S = 100, 0.02
-# Seconds between two messages with the state of the gang to a host, for few and for many hosts.
+# Interval at which a host receives the state of the gang, for few and for many hosts.
 STATE_INTERVAL_S, MANY_HOSTS_STATE_INTERVAL_S = HEARTBEAT_S, 2.0
 # A connection without a hello is closed after this time.
 HELLO_TIMEOUT_S = 10.0
-# How long to wait for connections to close when this process can open no more.
+# Time to wait for connections to close if this process can open no more.
 ACCEPT_RETRY_S = 1.0
-# Connections that are accepted in one turn of the loop, which may sleep between two turns.
+# Largest number of connections that are accepted in one turn of the loop.
 ACCEPT_BATCH = 256
-# Connections that may be without a hello, in addition to one for each host.
+# Number of connections that may be without a hello, in addition to one for each host.
 SPARE_CONNECTIONS = 16
 # Seconds between two log lines about strangers.
 LOG_INTERVAL_S = 60.0
@@ -76,21 +77,21 @@ class Gate:
     ) -> None:
         self._config, self._loop, self._say, self._admit = config, loop, say, admit
         self._max_waiting = config.hosts + SPARE_CONNECTIONS
-        # Connections without a hello and their time of arrival, the longest silent first.
+        # Connections without a hello, with their time of arrival, the oldest first.
         self._waiting: dict[Link, tuple[float, LeaderHandshake]] = {}
-        # Waiting connections that were silent for too long at the last tick.
+        # Connections without a hello that were too old at the last tick.
         self._late_links: set[Link] = set()
-        # Number of strangers for the next log line, and the last one of them.
+        # Number of strangers since the last log line, and a description of the last one.
         self._stranger_count, self._last_stranger = 0, ""
         self._logged_at: float | None = None
-        # Said in the summary, too.
+        # Warning about the listener, for the summary.
         self.note: str | None = None
         self._listener = self._open_listener()
         self._listener.setblocking(False)
         self._start_accepting()
 
     def _open_listener(self) -> socket.socket:
-        """Listen on the pod's address, or on every interface if this host does not have it."""
+        """Listen on the pod's address, or on every interface if no interface has that address."""
         address, port = self._config.listen_address, self._config.leader_address[1]
         try:
             return open_listener(address, port)
@@ -108,8 +109,8 @@ class Gate:
     def close_late_connections(self, now: float) -> None:
         """Close connections that are silent for too long, and log the number of strangers.
 
-        A connection is closed at the second tick that finds it silent: a hello that arrived while
-        this process was busy is read between the two.
+        A connection is closed at the second tick that finds it too old: between the two ticks, the
+        loop reads a hello that arrived while this process was busy.
         """
 
         def is_late(link: Link) -> bool:
@@ -131,22 +132,23 @@ class Gate:
         self._loop.watch(self._listener.fileno(), READ, lambda mask: self._accept_connections())
 
     def _accept_connections(self) -> None:
-        # Connections of this turn could not answer yet, and are not closed in favor of others of
-        # this turn.
+        # A connection of this turn cannot have answered yet, so it must not be closed in favor of
+        # another one of this turn.
         free_slots = self._max_waiting - len(self._waiting)
         for _ in range(max(1, min(ACCEPT_BATCH, free_slots))):
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
-                # If no descriptor is free, the listener would be ready again at once. Otherwise no
-                # connection is left, or the other side closed before it was accepted.
+                # If no descriptor is free, the listener would be ready again at once, so it is not
+                # watched for a while. Otherwise no connection is left, or the other side has closed
+                # it.
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._say(f"cannot accept another host: {error.strerror}")
                     self._loop.unwatch(self._listener.fileno())
                     self._loop.call_later(ACCEPT_RETRY_S, self._start_accepting)
                 return
             if len(self._waiting) >= self._max_waiting:
-                # Hosts answer at once, so the longest silent connection is not a host.
+                # Hosts answer at once, so the oldest connection is not from a host.
                 oldest = next(iter(self._waiting))
                 self._close_stranger(oldest, "it sent no hello before many others came")
             self._send_challenge(sock, address[0])
@@ -156,7 +158,7 @@ class Gate:
             channel = create_channel(self._config.certificates, is_server=True)
             link = Link(self._loop, sock, self._take_hello, self._close_stranger, peer, channel)
         except OSError:
-            # The other side has closed already.
+            # The other side has closed the connection already.
             sock.close()
             return
         handshake = LeaderHandshake(self._config.handshake_key)
@@ -178,7 +180,7 @@ class Gate:
 
     def _close_stranger(self, link: Link, reason: str) -> None:
         if self._waiting.pop(link, None) is None:
-            # It was admitted, and closed before its answer was sent.
+            # The host was admitted, and the connection failed before the answer was sent.
             return
         link.close()
         self._stranger_count += 1
@@ -186,17 +188,17 @@ class Gate:
 
 
 class Peer:
-    """Host that has joined, and its connection."""
+    """A host that has joined, and its connection."""
 
     def __init__(self, hello: Hello, link: Link) -> None:
         self.hello, self.host, self.link = hello, hello.host, link
-        # Seconds since its last message in which this process was stopped or starved, so that it
-        # could not receive one.
+        # Seconds since the last message of the host during which this process was stopped or
+        # starved and could not receive one.
         self.excused_s = 0.0
 
 
 class Server:
-    """Runs the gang on host 0, and calls `finish` once after every agent has the verdict.
+    """Runs the gang on host 0. It calls `finish` once, after every agent has received the verdict.
 
     Raises:
         OSError: The port is in use.
@@ -215,7 +217,7 @@ class Server:
         finish: Callable[[Verdict, bool], None],
     ) -> None:
         self._config, self._loop, self._say, self._finish = config, loop, say, finish
-        self._gate = Gate(config, loop, say=say, admit=self._greet_host)
+        self._gate = Gate(config, loop, say=say, admit=self._answer_hello)
         max_connections = resources.allow_connections(config.hosts)
         if max_connections is not None:
             limit = f"a limit of {max_connections} open files (ulimit -Hn)"
@@ -236,21 +238,21 @@ class Server:
             self._reporter.add_note(self._gate.note)
         self._epoch, self._coordinator = secrets.token_hex(8), ""
         self._peers: dict[int, Peer] = {}
-        # Whether a host has joined since the last start. At the next one agents.json lists its
-        # ranks.
+        # Whether a host has joined since the last start, so that agents.json must be written at the
+        # next one.
         self._has_new_host = False
-        # Assignment of ranks to hosts in agents.json.
+        # Assignment of ranks to hosts that agents.json shows.
         self._listed_table: Members | None = None
-        # Whether agents.json lacks a host that joined after the start.
+        # Whether a host joined after the start of the attempt and is missing in agents.json.
         self._has_late_host = False
         self._is_acting = False
         self._finish_action: actions.Finish | None = None
         self._ticked_at = now
-        # Selects the hosts that receive the state of the gang at the next tick.
+        # Number of the group of hosts that receives the state of the gang at the next tick.
         self._turn = 0
 
     def start_waiting(self) -> None:
-        """Report the attempts of earlier pods, and start to wait for every host."""
+        """Log the attempts of earlier pods, and begin to wait for hosts."""
         for record in self._gang.records[-3:]:
             name = f"previous attempt {record.attempt} (generation {record.generation})"
             self._say(f"{name}: {record.verdict.message}")
@@ -259,7 +261,7 @@ class Server:
 
     # --- connections ------------------------------------------------------------------------------
 
-    def _greet_host(self, link: Link, handshake: LeaderHandshake, hello: Hello) -> None:
+    def _answer_hello(self, link: Link, handshake: LeaderHandshake, hello: Hello) -> None:
         """Admit or refuse a host that has proven the run's key."""
         refusal = self._gang.check_hello(hello)
         if refusal is not None:
@@ -272,7 +274,7 @@ class Server:
             return
         link.send("welcome", **handshake.seal_answer("welcome", epoch=self._epoch))
         if not link.is_open:
-            # The host was killed after its hello.
+            # The host has disconnected after its hello.
             return
         previous = self._peers.get(hello.host)
         if previous is not None:
@@ -316,7 +318,7 @@ class Server:
     # --- actions ----------------------------------------------------------------------------------
 
     def _perform_actions(self) -> None:
-        """Perform the actions of the gang, and those that new events add."""
+        """Perform the actions of the gang, including those that are added meanwhile."""
         if self._is_acting:
             return
         self._is_acting = True
@@ -327,7 +329,7 @@ class Server:
             self._is_acting = False
         now = time.monotonic()
         if self._finish_action is not None and not self._reporter.is_busy(now):
-            self._finish(self._finish_action.verdict, self._finish_action.is_alone)
+            self._finish(self._finish_action.verdict, self._finish_action.leaves_alone)
 
     def _perform_action(self, action: Action) -> None:  # noqa: C901 - a case per action
         now, reporter = time.monotonic(), self._reporter
@@ -348,20 +350,20 @@ class Server:
                 self._gang.on_attempt_recorded(reporter.record_attempt(verdict, now), now)
             case actions.AwaitHosts():
                 reporter.await_hosts(now)
-            case actions.WriteEnd(verdict, is_alone):
-                reporter.write_end(verdict, is_alone=is_alone)
-                if not is_alone:
+            case actions.WriteEnd(verdict, leaves_alone):
+                reporter.write_end(verdict, leaves_alone=leaves_alone)
+                if not leaves_alone:
                     self._send_ping(list(self._peers), time.monotonic())
                 self._gang.on_end_written(time.monotonic())
-            case actions.PublishEnd(verdict, is_alone):
-                reporter.publish_end(verdict, is_alone=is_alone)
+            case actions.PublishEnd(verdict, leaves_alone):
+                reporter.publish_end(verdict, leaves_alone=leaves_alone)
             case actions.Finish():
                 self._finish_action = action
 
     def _send_message(self, hosts: Iterable[int], kind: str, **fields: Any) -> None:
         message = encode_message(kind, **fields)
         for host in hosts:
-            # A host may have been lost since the gang decided this.
+            # The host may have been lost since the gang decided to send this.
             if (peer := self._peers.get(host)) is not None:
                 peer.link.send_encoded(message)
 
@@ -369,10 +371,9 @@ class Server:
         attempts = self._gang.attempt_number - 1
         is_new_leader = attempts > 0 and not self._gang.records
         if (self._has_new_host and follows_lost_attempt) or is_new_leader:
-            # The log lines of a lost pod are gone with it.
+            # The log of a lost pod is deleted with the pod, so its lines are repeated here.
             self._reporter.log_past(attempts)
-        # A gang that starts without a lost host, or with a spare in its place, has another table
-        # but no new host.
+        # Without a new host, the table changes if a lost host is left out or replaced by a spare.
         if self._has_new_host or self._gang.members.table != self._listed_table:
             self._has_new_host = False
             self._list_agents()
@@ -401,7 +402,8 @@ class Server:
         self._close_silent(now)
         self._send_state(now)
         if self._has_late_host and self._turn == 0:
-            # Thousands may have joined, and one write lists all of them.
+            # Thousands of hosts may join at once, so agents.json is written once per round of
+            # turns.
             self._list_agents()
         self._reporter.report_progress(now)
         self._gang.overdue_since = self._reporter.overdue_since(now)
@@ -422,7 +424,10 @@ class Server:
                 self._drop_peer(peer, peer.link, f"no message for {SILENCE_TIMEOUT_S:.0f} s")
 
     def _send_state(self, now: float) -> None:
-        """Send the state of the gang to some hosts, so that urgent messages are not delayed."""
+        """Send the state of the gang to the hosts whose turn it is.
+
+        Sending it to all hosts at once would delay urgent messages.
+        """
         hosts, interval_s = self._config.hosts, STATE_INTERVAL_S
         if hosts >= MANY_HOSTS:
             interval_s = MANY_HOSTS_STATE_INTERVAL_S

@@ -1,11 +1,11 @@
-"""Makes `jax.distributed.initialize()` without arguments join the gang.
+"""Make `jax.distributed.initialize()` join the gang, with or without arguments.
 
-Once the program has imported JAX itself, the hook registers a cluster environment, and wraps
-`initialize` to fill in arguments that the program has left out.
+Once the program has imported JAX, the hook registers a cluster environment, and wraps `initialize`
+to set the arguments that the launcher knows.
 
-At its end, a process waits in JAX's shutdown barrier until the others have ended, too. The hook
-tells the agent so, and makes `os._exit(0)` wait there: JAX aborts the ranks that a peer leaves
-without the barrier.
+At its end, a process waits in JAX's shutdown barrier until the other processes have ended, too. The
+hook reports this to the agent. It also makes `os._exit(0)` wait in the barrier, because JAX aborts
+the other ranks if one of them ends without it.
 
 This needs private names of JAX 0.10 and 0.11: jax._src.clusters.ClusterEnv and its list of types,
 jax._src.distributed.initialize, .global_state and ._jax.get_distributed_runtime_client,
@@ -19,8 +19,7 @@ import contextlib
 import json
 import os
 
-# Process 0 gets this long to open its port, since its imports may take longer than those of the
-# others.
+# Time for process 0 to open its port, because its imports may take longer than those of the others.
 LISTEN_TIMEOUT_S = 30.0
 
 # Importing `typing` for this constant would slow down every Python below the agent.
@@ -31,7 +30,12 @@ if TYPE_CHECKING:
 
 
 def make_callback(contract: Any, site_reporter: Any) -> Callable[[Any], None]:
-    """Return what to do with JAX once it is imported. `site_reporter` is the reporter's module."""
+    """Return the function to call with `jax` once it is imported.
+
+    Args:
+        contract: The module of the contract.
+        site_reporter: The module of the reporter, whose attribute `reporter` may be None.
+    """
 
     def set_up_jax(jax: Any) -> None:
         if not isinstance(getattr(jax, "__version__", None), str):
@@ -50,7 +54,7 @@ def make_callback(contract: Any, site_reporter: Any) -> Callable[[Any], None]:
                 fault = f"jax.distributed.initialize() of jax {jax.__version__}: {error!r}"
                 hint = "pass it coordinator_address, num_processes and process_id"
                 reporter.note(f"jaxlaunch cannot set up {fault}; {hint}")
-        # A worker that loads data may import JAX before the program does.
+        # A worker process that loads data may import JAX before the program does.
         is_worker = reporter is not None and reporter.role is None and site_reporter.is_worker()
         if reporter is not None and not is_worker:
             reporter.take_role(contract.Role.IMPORTED_JAX, jax.__version__)
@@ -79,7 +83,7 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
 
     from jax._src import xla_bridge
 
-    # Without this private name, Gloo uses the address of the host name, as JAX does by default.
+    # If JAX lacks this private name, Gloo uses the address of the host name, as it does by default.
     library: Any = getattr(xla_bridge, "_jax", None)
     make_collectives = getattr(library, "make_gloo_tcp_collectives", None)
     host = contract.loopback_host(coordinator)
@@ -88,7 +92,7 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
 
 
 def _register_cluster(contract: Any) -> None:
-    """Register our ClusterEnv before those of JAX, which would query Kubernetes."""
+    """Register our ClusterEnv before those of JAX, one of which would query Kubernetes."""
     from jax._src.clusters import ClusterEnv
 
     class Gang(ClusterEnv):
@@ -147,12 +151,12 @@ def wait_for_listener(coordinator: str, limit_s: float) -> None:
 
 
 def _wrap_initialize(jax: Any, contract: Any, site_reporter: Any) -> None:
-    """Wrap `initialize`, which joins the gang whatever its arguments are.
+    """Wrap `initialize`, so that it joins the gang whatever its arguments are.
 
-    Its coordinator, process count and process id are the launcher's: a program that was written for
-    Slurm or MPI need not change. It waits for process 0 and has the gang's timeouts by default. One
-    process of a rank joins. A second call in it does nothing; JAX would refuse it because it comes
-    after a computation.
+    The coordinator, the process count and the process id are always the launcher's, so a program
+    that was written for Slurm or MPI need not change. The timeouts are the gang's by default. The
+    wrapper waits until process 0 listens. Only one process of a rank may join. A second call in
+    that process does nothing, whereas JAX would raise an error if a computation came before.
     """
     import functools
     import inspect
@@ -170,7 +174,7 @@ def _wrap_initialize(jax: Any, contract: Any, site_reporter: Any) -> None:
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
         arguments = dict(signature.bind(*args, **kwargs).arguments)
-        # The trainer has joined already, or a notebook cell runs again.
+        # The trainer has joined already, or a notebook cell runs a second time.
         if private.global_state.client is not None:
             return None
         reporter = site_reporter.reporter
@@ -190,7 +194,7 @@ def _wrap_initialize(jax: Any, contract: Any, site_reporter: Any) -> None:
         timeout_s = arguments.get("shutdown_timeout_seconds")
         try:
             _wait_for_coordinator(jax, contract, arguments)
-            with _shutdown_timeout_of_client(private, timeout_s):
+            with _client_shutdown_timeout(private, timeout_s):
                 return original(**arguments)
         finally:
             if reporter is not None:
@@ -200,10 +204,10 @@ def _wrap_initialize(jax: Any, contract: Any, site_reporter: Any) -> None:
 
 
 @contextlib.contextmanager
-def _shutdown_timeout_of_client(private: Any, timeout_s: int | None) -> Any:
-    """Create clients with a shutdown timeout, which JAX passes only to its service.
+def _client_shutdown_timeout(private: Any, timeout_s: int | None) -> Any:
+    """Make JAX create clients with the shutdown timeout, which it passes only to its service.
 
-    Without it each client gives up after 300 s, however long the service waits.
+    Otherwise each client stops waiting after 300 s, however long the service waits.
     """
     library = getattr(private, "_jax", None)
     make_client = getattr(library, "get_distributed_runtime_client", None)
@@ -255,7 +259,7 @@ def _wrap_shutdown(reporter: Any) -> None:
             reporter.leave()
             is_main = threading.current_thread() is threading.main_thread()
             if is_main and state.client is not None:
-                # Whatever the barrier says, the program has ended with 0.
+                # A failure of the barrier must not change that the program ends with 0.
                 with contextlib.suppress(Exception):
                     _close_connections(state.coordinator_address)
                     shutdown()
@@ -263,8 +267,8 @@ def _wrap_shutdown(reporter: Any) -> None:
 
     state.shutdown = report_shutdown
     os_module._exit = leave_gang_and_exit
-    # JAX registers its handler when it is imported, and waits for the other processes in it. The
-    # earlier handlers of the program must not wait, too.
+    # JAX registers an exit handler when it is imported, and waits for the other processes in it. It
+    # must run after all handlers of the program, which would otherwise be delayed.
     from jax._src import api
 
     if (clean_up := getattr(api, "clean_up", None)) is None:
@@ -277,8 +281,8 @@ def _wrap_shutdown(reporter: Any) -> None:
 def _close_connections(coordinator: str) -> None:
     """Close the connections of C++ libraries, except those of JAX's coordination service.
 
-    The end of a process has this effect: a peer that waits for it in a collective of Gloo or NCCL
-    then fails. Without it, an array in a global variable keeps them open.
+    A peer that waits for this process in a collective of Gloo or NCCL must fail when this process
+    ends. While it waits in the barrier, an array in a global variable could keep them open.
     """
     import gc
     import socket
@@ -288,7 +292,7 @@ def _close_connections(coordinator: str) -> None:
     python_fds = {str(item.fileno()) for item in sockets}
     fds = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     for name in {*fds} - python_fds:
-        # Another kind of file, or one that has been closed.
+        # The descriptor is not a socket, or has been closed.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             ports = {connection.getsockname()[1], connection.getpeername()[1]}
             if connection.family in (socket.AF_INET, socket.AF_INET6) and port not in ports:
@@ -296,24 +300,24 @@ def _close_connections(coordinator: str) -> None:
 
 
 def _wait_for_coordinator(jax: Any, contract: Any, arguments: dict[str, Any]) -> None:
-    """Wait until process 0 listens, and choose what the arguments of `initialize` leave out."""
+    """Wait until process 0 listens, and prepare the environment and the remaining arguments."""
     address = arguments.get("coordinator_address")
     if address is None and _job_platform(contract) != "tpu":
         address = os.environ.get(contract.COORDINATOR)
     _connect_cpus_on_loopback(jax, contract, address or "")
     process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
-    # The program or its wrapper may have set a proxy since it was started.
+    # The program or its wrapper may have set a proxy after it was started.
     host = (address or "").rpartition(":")[0].strip("[]")
     hosts = [*contract.gang_hosts(os.environ), host]
     if exceptions := contract.bypass_proxies(os.environ, hosts):
         os.environ.update(exceptions)
-        # JAX would warn that the proxies may cause a hang.
+        # Otherwise JAX warns that the proxies may cause a hang.
         with contextlib.suppress(AttributeError):
             jax.config.update("jax_check_proxy_envs", False)
     if address is not None and process is not None and int(process) != 0:
         wait_for_listener(address, LISTEN_TIMEOUT_S)
     if address is not None and address != os.environ.get(contract.COORDINATOR):
-        # JAX would take the bind address of the gang's coordinator.
+        # Otherwise JAX uses the bind address of the gang's coordinator.
         arguments.setdefault("coordinator_bind_address", "[::]:" + address.rpartition(":")[2])
 
 
@@ -337,7 +341,7 @@ def _reject_second_process(contract: Any, reporter: Any, *, is_worker: bool) -> 
 def _set_gang_arguments(contract: Any, arguments: dict[str, Any]) -> list[str]:
     """Replace arguments of `initialize` by the launcher's, and return those that differed.
 
-    On TPU, JAX has the values from libtpu, and only the method of detection is removed.
+    On TPU, JAX gets these values from libtpu, so only the method of detection is removed.
     """
     names = []
     method = arguments.get("cluster_detection_method")
@@ -351,7 +355,7 @@ def _set_gang_arguments(contract: Any, arguments: dict[str, Any]) -> list[str]:
     }
     if _job_platform(contract) == "tpu" or None in gang.values():
         return names
-    # The coordinator listens where the launcher says, too.
+    # The bind address of the coordinator is the launcher's, too.
     bind_address = arguments.pop("coordinator_bind_address", None)
     if bind_address not in (None, os.environ.get(contract.COORDINATOR_BIND)):
         names.append("coordinator_bind_address")

@@ -3,7 +3,8 @@
 A command may start its program through other Pythons: `conda run`, `accelerate launch`, a launch.py
 of the user. Every Python below the agent therefore has a `Reporter`, which takes a higher role when
 the process imports JAX, reports progress or joins the other ranks. The agent follows the process
-with the highest role. What a program starts after it has taken a role reports nothing.
+with the highest role. Processes below one that reports progress or has joined report nothing,
+unless they join themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# How multiprocessing, and joblib's variant of it, start a worker.
+# Arguments with which multiprocessing, and joblib's variant of it, start a worker.
 WORKER_ARGUMENTS = ("--multiprocessing-fork", "multiprocessing.forkserver", "loky.backend.popen")
 WORKER_MODULES = ("multiprocessing.process", "multiprocess.process", "billiard.process")
 
@@ -44,7 +45,7 @@ def create_reporter(contract: Any, standard_modules: Callable[[], Any]) -> Repor
     reporter = Reporter(contract, standard_modules)
     pid = str(reporter.pid)
     if pid in (os.environ.get(contract.FIRST_PYTHON, pid), os.environ.get(contract.REPORTER)):
-        # A pipe that is gone makes this process one of those that report nothing.
+        # If the pipe is gone, this process reports nothing.
         role = contract.Role.STARTED
         if contract.TRAIN_SPEC in os.environ:
             role = contract.Role.REPORTS
@@ -63,8 +64,9 @@ class Reporter:
         self.fd = -1
         # Runs at exit, after the handlers of the program.
         self.clean_up: Callable[[], object] | None = None
-        # The code of the last sys.exit. A rank that waits in JAX's barrier has not ended yet, the
-        # barrier may abort it, and a wrapper may hide its code.
+        # Code of the last sys.exit. The agent may not see it as the exit code of the process: the
+        # process may still wait in JAX's barrier, JAX may abort it, and a wrapper may hide the
+        # code.
         self._exit_code: int | None = None
         self._thread = _thread.get_ident()
         self._first_pid = os.getpid()
@@ -75,7 +77,7 @@ class Reporter:
         os.register_at_fork(after_in_child=self._start_process)
 
     def _start_process(self) -> None:
-        """Set the state of a process that has just started, by `exec` or by a fork."""
+        """Initialize the state of a process that has just started, by `exec` or by a fork."""
         self.pid = os.getpid()
         # The role that was reported to the agent.
         self.role: int | None = None
@@ -93,11 +95,11 @@ class Reporter:
         if self._excepthook is None:
             self._excepthook = sys.excepthook
             sys.excepthook = self.excepthook
-            # It runs last, because no other handler has been registered yet.
+            # This handler runs last, because no other one has been registered yet.
             atexit.register(self._run_exit)
             leave = sys.exit
 
-            # A plain function of the same name, so that it can be pickled.
+            # Pickle needs a plain function of the same name.
             @functools.wraps(sys.exit)
             def exit(status: Any = None, /) -> None:
                 self._note_exit(status)
@@ -112,13 +114,13 @@ class Reporter:
 
     @property
     def is_in_process(self) -> bool:
-        """Return whether this process reports its own end, and is not a fork of one that does."""
+        """Return whether this process reports its own end. A fork reports only with a role."""
         pid = os.getpid()
         return pid == self._first_pid or (pid == self.pid and self.role is not None)
 
     @property
     def has_left(self) -> bool:
-        """Return whether the program has ended, and only what `clean_up` does may follow."""
+        """Return whether the program has ended, so that only `clean_up` follows."""
         return self._has_left
 
     # --- the role ---------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class Reporter:
         """Report a role, and return whether this process reports to the agent.
 
         Args:
-            role: The role; a lower one than the current changes nothing.
+            role: The role. A lower role than the current one changes nothing.
             jax: Version of JAX, once it is imported.
         """
         contract = self._contract
@@ -148,7 +150,7 @@ class Reporter:
         return True
 
     def lock_rank(self) -> bool:
-        """Become the process that joins for this rank; False if another one is, and still runs.
+        """Lock the rank for this process, which may then join. Return False if another one has it.
 
         The kernel releases the lock when the process ends.
         """
@@ -158,7 +160,7 @@ class Reporter:
         try:
             lock_fd = os.open(pipe + self._contract.JOIN_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
-            # The agent is gone.
+            # The agent has ended.
             return True
         try:
             fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +182,7 @@ class Reporter:
     def _open_pipe(self) -> bool:
         """Open the pipe to the agent, unless the inherited descriptor is that pipe.
 
-        The number of a descriptor that was closed may be another file by now.
+        The inherited descriptor may have been closed, and its number used for another file.
         """
         if self.fd >= 0:
             return True
@@ -201,14 +203,14 @@ class Reporter:
         return self.fd >= 0
 
     def _set_up_program(self) -> None:
-        """Make output, exceptions and stacks of this process those of the rank."""
+        """Set up output, exceptions and stacks of this process as the program of the rank."""
         self.is_below_program = False
         self._install_hooks()
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # Lines are neither delayed nor mixed. With PYTHONUNBUFFERED, a text and its newline
-            # would be two writes.
+            # Complete lines are written at once. With PYTHONUNBUFFERED, a text and its newline
+            # would be two writes, between which another process may write.
             sys.stdout.reconfigure(line_buffering=True, write_through=False)
-        # stderr may be closed, and the folder of the agent may be gone.
+        # stderr may be closed, and the folder of the agent may have been removed.
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
             # A segmentation fault then prints a traceback.
             faulthandler.enable()
@@ -240,7 +242,7 @@ class Reporter:
             self._report_error(error)
 
     def _note_exit(self, status: Any) -> None:
-        """Note the code of an exit."""
+        """Store the code of an exit."""
         if self.is_in_process and _thread.get_ident() == self._thread:
             code = 0 if status is None else status if isinstance(status, int) else 1
             self._exit_code = code & 0xFF
@@ -255,7 +257,7 @@ class Reporter:
             self.clean_up()
 
     def leave(self) -> None:
-        """Report at exit that the program ends, and whether JAX's barrier follows."""
+        """Report that the program ends, and whether it waits in JAX's barrier next."""
         if self._has_left or not self.is_in_process:
             return
         error = getattr(sys, "last_value", None)
@@ -272,7 +274,7 @@ class Reporter:
             self.send({"atexit": True, **code})
 
     def report_joining(self, *, is_waiting: bool) -> None:
-        """Report that `jax.distributed.initialize` waits for the others, or has ended."""
+        """Report that `jax.distributed.initialize` waits for the other ranks, or has returned."""
         self.send({"joining": is_waiting})
 
     def report_wait(self, *, is_waiting: bool) -> None:
@@ -282,11 +284,11 @@ class Reporter:
 
     @property
     def is_program(self) -> bool:
-        """Return whether this process is the rank's program: it has joined, or it reports."""
+        """Return whether this process is the rank's program: it has joined or reports progress."""
         return self.role is not None and self.role >= self._contract.Role.REPORTS
 
     def report_child(self, pid: int, status: int) -> None:
-        """Report the wait status of a child. The children of the program itself do not matter."""
+        """Report the wait status of a child, unless this process is the program itself."""
         has_ended = os.WIFEXITED(status) or os.WIFSIGNALED(status)
         if has_ended and not (self.is_program or self.is_below_program) and self._open_pipe():
             self._is_parent = True
@@ -301,12 +303,12 @@ class Reporter:
             self.send({"stops": abs(pid)})
 
     def report_worker_error(self, error: BaseException, *, is_handled: bool = False) -> None:
-        """Report an exception in a process of multiprocessing that is the rank's program.
+        """Report an exception in a worker of multiprocessing, if it is the rank's program.
 
         Args:
             error: The exception.
-            is_handled: Whether it is the exception of a task, which the parent may handle. It does
-                not end this process.
+            is_handled: Whether it is the exception of a task, which the parent may handle and which
+                does not end this process.
         """
         if not self.is_program or self._has_left or os.getpid() != self.pid:
             return
@@ -322,9 +324,9 @@ class Reporter:
             reporting._leave(self.pid)
 
     def _close_tracker(self) -> None:
-        """Let the tracker of the job take the last numbers; no timeout applies any more."""
+        """Close the tracker of the job, which may upload its last numbers without a timeout."""
         reporting: Any = sys.modules.get("jaxlaunch.reporting")
-        # Another version of jaxlaunch in the image may not have it.
+        # Another version of jaxlaunch in the image may lack this function.
         close = getattr(reporting, "_close_tracker", None)
         if close is not None and self.is_in_process:
             close(stops=bool(self._exit_code))
@@ -332,7 +334,7 @@ class Reporter:
     def _report_error(self, error: BaseException) -> None:
         """Report an exception that ends this process.
 
-        A process without a role has not joined, so nothing keeps it from its usual end.
+        A process without a role has not joined, so it may end as usual.
         """
         if self._has_left or (self.role is None and self.is_below_program):
             return
@@ -344,7 +346,7 @@ class Reporter:
 
     def _send_error(self, error: BaseException, **fields: Any) -> None:
         self._flush_reports()
-        # `traceback` imports more modules while it formats.
+        # `traceback` imports more modules while it formats the exception.
         with self._standard_modules():
             code = self._contract.exception_code(error)
             message = self._contract.error_line(error, code)
@@ -353,7 +355,7 @@ class Reporter:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Return whether a child has ended already. A broken pool signals such children, too."""
+    """Return whether a child has ended already. A broken pool may still signal such children."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -371,7 +373,7 @@ def _flush_streams() -> None:
 def is_worker() -> bool:
     """Return whether multiprocessing has started this process, or is starting it now.
 
-    While a worker imports the main module of its parent, multiprocessing has only a private mark.
+    While a worker imports the main module of its parent, only a private attribute shows this.
     """
     for name in WORKER_MODULES:
         module: Any = sys.modules.get(name)
@@ -399,7 +401,7 @@ def _process_count() -> int:
     try:
         return int(bridge.process_count())
     except Exception:
-        # A backend that has failed must not change how the program ends.
+        # A failed backend must not change how the program ends.
         return 0
 
 

@@ -1,15 +1,16 @@
-"""Site hook of every Python process below the agent: it reports, and hooks some imports.
+"""Site hook of every Python process below the agent.
 
-The hook never imports JAX and never raises into the program. It then runs the next sitecustomize on
-the path as if that were the only one. The hook imports only modules of the standard library, even
-if files on the path shadow them, and removes them from `sys.modules` again. A program therefore
-gets the modules that it would get without the hook.
+It creates the reporter of the process, and hooks the import of JAX and of some other modules. The
+hook itself never imports JAX and never raises into the program. It imports only modules of the
+standard library, even if files on the path shadow them, and removes them from `sys.modules` again.
+A program therefore gets the modules that it would get without the hook. At its end, the hook runs
+the next sitecustomize on the path as if that were the only one.
 """
 
 import os
 import sys
 
-# `typing` is not imported, since the program may have a module of that name.
+# `typing` is not imported, because the program may have a module of that name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -21,7 +22,7 @@ KEEPS_MODULES = "JAXLAUNCH_BEHIND" in os.environ
 
 
 def _interpreter_path() -> "list[str]":
-    """Return the entries of sys.path that belong to the standard library."""
+    """Return the entries of sys.path that hold the standard library."""
     library, archive = os.path.dirname(os.__file__), "python{}{}.zip".format(*sys.version_info)
     return [
         entry
@@ -37,9 +38,9 @@ def _may_shadow(name: str, module: "Any") -> bool:
 
 
 class InterpreterModules:
-    """Context in which imports find only the standard library, and leave no trace.
+    """Context in which imports find only the standard library, and after which they are undone.
 
-    With `keeps_modules`, neither the path nor `sys.modules` is changed.
+    With `keeps_modules`, neither `sys.path` nor `sys.modules` is changed.
     """
 
     def __init__(self, keeps_modules: bool) -> None:
@@ -109,8 +110,8 @@ with InterpreterModules(KEEPS_MODULES):
     reporter = site_reporter.create_reporter(contract, lambda: InterpreterModules(KEEPS_MODULES))
     site_reporter.reporter = reporter
     if contract.TRAIN_SPEC in os.environ and reporter is not None and reporter.role is not None:
-        # Our trainer enables it again after its imports: imported modules are never garbage, and
-        # collection takes a quarter of the processor time of the imports.
+        # The trainer enables it again after its imports. Imported modules are never garbage, and
+        # garbage collection takes a quarter of the processor time of the imports.
         gc.disable()
     jaxhook = _load_file("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py"))
     wrappers = _load_file("_jaxlaunch_wrappers", os.path.join(HERE, "wrappers.py"))

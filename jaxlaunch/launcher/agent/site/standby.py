@@ -1,8 +1,8 @@
-"""A standby process, which imports the trainer, reads its job and then waits for the next attempt.
+"""Standby process, which imports the trainer, reads its job and then waits for the next attempt.
 
-jaxlaunch/isolated.py runs this file. Its arguments are the descriptor on which it receives its
-environment, and the module that it then runs. No JAX backend may start here, because it would hold
-the devices.
+It saves the time of the imports at a restart. jaxlaunch/isolated.py runs this file with two
+arguments: the descriptor on which it receives its environment, and the module that it then runs. No
+JAX backend may start here, because it would hold the devices.
 """
 
 import gc
@@ -30,7 +30,8 @@ def import_trainer(module: str) -> None:
 def main() -> None:
     """Wait for the environment of an attempt, then run the module in it."""
     fd, module = int(sys.argv[1]), sys.argv[2]
-    # The site hook does the same in a process that is a rank from the start.
+    # Imported modules are never garbage. The site hook does the same in a process that is a rank
+    # from the start.
     gc.disable()
     importer = threading.Thread(target=import_trainer, args=(module,), name="warm")
     importer.start()
@@ -38,7 +39,7 @@ def main() -> None:
     with open(fd) as control:
         line = control.readline()
     if not line:
-        # The agent has closed its end: there will be no restart.
+        # The agent has closed its end, so there will be no restart.
         os._exit(0)
     os.environ.update(json.loads(line))
     sys.argv = [module]

@@ -1,11 +1,11 @@
-"""What a wrapper or multiprocessing would hide: exit codes, and exceptions that Python catches.
+"""Report exit codes and exceptions that a wrapper or multiprocessing would hide from the agent.
 
-The agent sees only how the process ends that it has started. A Python that starts the program
-reports how the program ended, because `subprocess` and multiprocessing wait for a child by
-`os.waitpid`, and whether it ended the program itself, by `os.kill`. In a process of
-multiprocessing, no exception reaches `sys.excepthook`: multiprocessing prints what ends the
-process, and a pool sends what a task raises to its parent. Only the program of a rank reports
-these.
+The agent sees only the end of the process that it has started. If that process is a Python wrapper,
+it reports how its child, the program, ended. For this, `os.waitpid` is wrapped, with which
+`subprocess` and multiprocessing wait for a child, and `os.kill`, with which a wrapper may end the
+program itself. In a process of multiprocessing, no exception reaches `sys.excepthook`:
+multiprocessing prints an exception that ends the process, and a pool sends the exception of a task
+to the parent. Such exceptions are reported if the process is the program of the rank.
 
 This needs private names: `_exit_function` of multiprocessing.util, which runs while the exception
 is being handled, and the classes in which pools send exceptions.
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Multiprocessing, and variants of it, run this at the end of each of their processes.
+# Multiprocessing and its variants run this function at the end of each of their processes.
 EXIT_MODULES = ("multiprocessing.util", "multiprocess.util", "billiard.util")
 EXIT_FUNCTION = "_exit_function"
-# The classes that a worker makes of the exception of a task.
+# By module, the class in which a worker wraps the exception of a task.
 TASK_ERRORS = {
     "concurrent.futures.process": "_ExceptionWithTraceback",
     "multiprocessing.pool": "ExceptionWithTraceback",
@@ -37,22 +37,25 @@ TASK_ERRORS = {
 
 
 class ImportFinder:
-    """Finds modules on the usual path, and calls functions with them once they are imported."""
+    """Import hook that calls a function with each of some modules once it is imported."""
 
     def __init__(self, callbacks: dict[str, Callable[[Any], None]]) -> None:
         self._callbacks = callbacks
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the usual spec of a module with a loader that calls its function, else None."""
+        """Return the usual spec, with a loader that then calls the callback of the module.
+
+        Modules without a callback are left to the other finders.
+        """
         on_import = self._callbacks.pop(name, None)
         if on_import is None:
             return None
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            original = spec.loader.exec_module
+            original_exec_module = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
-                original(module)
+                original_exec_module(module)
                 on_import(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -60,10 +63,13 @@ class ImportFinder:
 
 
 def install(reporter: Any) -> dict[str, Callable[[Any], None]]:
-    """Report the ends of children, and return what to do with modules once they are imported.
+    """Wrap `os.waitpid`, `os.kill` and `os.killpg`, and return callbacks for imported modules.
 
     Args:
         reporter: The reporter of this process.
+
+    Returns:
+        By name of a module, the function to call with it once it is imported.
     """
     os_module: Any = os
     wait_for_child, send_signal, send_to_group = os.waitpid, os.kill, os.killpg
@@ -86,7 +92,7 @@ def install(reporter: Any) -> dict[str, Callable[[Any], None]]:
         send_to_group(group, signal_number)
 
     for function in (waitpid, kill, killpg):
-        # By this name, it can be pickled.
+        # Pickle looks up a function by its module and name.
         function.__module__ = "os"
         setattr(os_module, function.__name__, function)
     callbacks: dict[str, Callable[[Any], None]] = {}
@@ -98,7 +104,7 @@ def install(reporter: Any) -> dict[str, Callable[[Any], None]]:
 
 
 def _wrap_exit_function(reporter: Any, module: Any) -> None:
-    """Report the exception that ends a process of multiprocessing."""
+    """Wrap the exit function of multiprocessing to report an exception that ends the process."""
     exit_function = getattr(module, EXIT_FUNCTION, None)
     if exit_function is None:
         return
@@ -107,7 +113,7 @@ def _wrap_exit_function(reporter: Any, module: Any) -> None:
     def report_and_clean_up(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
-            # torch.multiprocessing writes the exception to a file, and then ends with 1.
+            # torch.multiprocessing catches the exception, writes it to a file, and exits with 1.
             has_failed = error.code not in (None, 0)
             error = error.__context__ if has_failed else None
         if isinstance(error, Exception):
@@ -118,7 +124,7 @@ def _wrap_exit_function(reporter: Any, module: Any) -> None:
 
 
 def _wrap_task_error(reporter: Any, class_name: str, module: Any) -> None:
-    """Report the exception of a task that a worker sends to its parent."""
+    """Wrap the class in which a worker sends the exception of a task, to report the exception."""
     error_class = getattr(module, class_name, None)
     if error_class is None:
         return

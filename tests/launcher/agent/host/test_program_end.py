@@ -20,7 +20,11 @@ def resolve_code(
     **facts: Any,
 ) -> int:
     return ProgramEnd(**facts).resolve_code(
-        command_code, is_below_shell=below_shell, has_left=has_left, kept_codes=[42], last_line=line
+        command_code,
+        is_below_shell=below_shell,
+        has_left=has_left,
+        requeue_codes=[42],
+        last_line=line,
     )
 
 
@@ -39,29 +43,29 @@ def resolve_code(
         (1, {"code": 0}, 1),
         # A wrapper may ask for a restart, and may stop the program.
         (42, {"code": 3}, 42),
-        (0, {"code": -15, "was_stopped": True}, 0),
-        (1, {"code": -9, "was_stopped": True}, 1),
-        (0, {"code": 3, "was_stopped": True}, 3),
+        (0, {"code": -15, "was_signalled": True}, 0),
+        (1, {"code": -9, "was_signalled": True}, 1),
+        (0, {"code": 3, "was_signalled": True}, 3),
         (0, {"code": -15}, -15),
         # A shell judges what it knows.
         (0, {"code": 3, "below_shell": True}, 0),
         (1, {"code": 3, "below_shell": True}, 1),
-        (0, {"code": 3, "below_shell": True, "decides": True}, 3),
-        (1, {"code": -9, "below_shell": True, "was_first": True, "has_left": False}, -9),
+        (0, {"code": 3, "below_shell": True, "overrides_shell": True}, 3),
+        (1, {"code": -9, "below_shell": True, "ended_first": True, "has_left": False}, -9),
         # A signal in the code of a shell, of sys.exit(-9), and of `setsid --wait`.
-        (137, {"was_first": True, "has_left": False}, -9),
-        (247, {"was_first": True, "has_left": False}, -9),
-        (9, {"was_first": True, "has_left": False, "line": b"setsid: no such program"}, 9),
+        (137, {"ended_first": True, "has_left": False}, -9),
+        (247, {"ended_first": True, "has_left": False}, -9),
+        (9, {"ended_first": True, "has_left": False, "line": b"setsid: no such program"}, 9),
         (
             9,
             {
-                "was_first": True,
+                "ended_first": True,
                 "has_left": False,
                 "line": b"setsid: child 7 did not exit normally",
             },
             -9,
         ),
-        (137, {"was_first": True}, 137),
+        (137, {"ended_first": True}, 137),
         (137, {}, 137),
     ],
 )
@@ -75,7 +79,7 @@ def test_exception_of_the_program_explains_its_rank_before_those_of_others() -> 
     end = ProgramEnd(other_error=FAILED)
     assert end.find_error(1) is FAILED
     # The code is the program's own, which has raised nothing.
-    end.take_child(7, 1)
+    end.record_child_end(7, 1)
     assert end.find_error(1) is None
     end.task_error = WORKER
     assert end.find_error(1) is WORKER
@@ -86,13 +90,13 @@ def test_exception_of_the_program_explains_its_rank_before_those_of_others() -> 
 def test_parent_that_ends_with_0_after_its_child_has_failed_does_not_judge_it() -> None:
     end = ProgramEnd()
     end.take_other_exit(7, 0)
-    assert not end.decides
-    end.take_child(7, 3)
+    assert not end.overrides_shell
+    end.record_child_end(7, 3)
     for pid, code in ((8, 0), (7, 1)):
         end.take_other_exit(pid, code)
-        assert not end.decides
+        assert not end.overrides_shell
     end.take_other_exit(7, None)
-    assert end.decides
+    assert end.overrides_shell
 
 
 def test_signal_in_an_exception_of_a_wrapper_is_that_of_the_program() -> None:

@@ -222,7 +222,7 @@ class Simulation:
         elif isinstance(action, actions.Finish):
             self.end = action
             have_left = set(self.told.values()) <= {"leave"}
-            assert action.is_alone or have_left, "a member does not know that it may leave"
+            assert action.leaves_alone or have_left, "a member does not know that it may leave"
 
     def tell(self, host: int, kind: str) -> None:
         assert host in self.told, "a message is sent to an absent host"

@@ -33,10 +33,10 @@ def summary(step: int) -> Summary:
 def test_stalled_storage_gets_the_newest_value_next() -> None:
     folder = Stalled()
     writer = LatestWriter[Summary](folder.keep)
-    writer.keep(summary(1))
+    writer.enqueue(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
     for step in (2, 3, 4):
-        writer.keep(summary(step), wait_s=0.01)
+        writer.enqueue(summary(step), wait_s=0.01)
     folder.may_end.release(2)
     assert folder.begun.get(timeout=PATIENCE_S) == 4
     writer.finish()
@@ -46,9 +46,9 @@ def test_stalled_storage_gets_the_newest_value_next() -> None:
 def test_writer_writes_nothing_after_finish() -> None:
     folder = Stalled()
     writer = LatestWriter[Summary](folder.keep)
-    writer.keep(summary(1))
+    writer.enqueue(summary(1))
     assert folder.begun.get(timeout=PATIENCE_S) == 1
-    writer.keep(summary(2))
+    writer.enqueue(summary(2))
     folder.may_end.release(1)
     writer.finish()
     assert folder.written == [1]

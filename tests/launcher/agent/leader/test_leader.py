@@ -313,7 +313,7 @@ def test_slow_disk_does_not_block_the_leader(
     for second in range(1, 4):
         reports.save_state(time.monotonic() + 2 * second)
     assert waits == [0.0, 0.0, 0.0]
-    reports._written = None
+    reports._written_state = None
     reports.save_state(time.monotonic())
     assert waits[3:] == [reporter.LOCAL_WRITE_INTERVAL_S]
 

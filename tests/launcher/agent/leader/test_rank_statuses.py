@@ -42,10 +42,10 @@ def test_incremental_counts_equal_a_full_count() -> None:
         )
         committed += [status.committed for status in statuses if status.committed is not None]
         steps = [status.step for status in statuses if status.step is not None]
-        assert counts.alive == sum(status.exit is None for status in statuses)
-        assert counts.unfinished == sum(not status.has_finished for status in statuses)
-        assert counts.undone == sum(not status.done for status in statuses)
-        assert counts.unclean == sum(not status.has_ended_cleanly for status in statuses)
+        assert counts.alive_count == sum(status.exit is None for status in statuses)
+        assert counts.unfinished_count == sum(not status.has_finished for status in statuses)
+        assert counts.undone_count == sum(not status.done for status in statuses)
+        assert counts.unclean_count == sum(not status.has_ended_cleanly for status in statuses)
         assert set(counts.versions) == {status.jax for status in statuses} - {None}
         assert counts.first_step == min(steps, default=None)
         assert counts.last_step == max(steps, default=None)
