@@ -308,7 +308,7 @@ def test_slow_disk_does_not_block_the_leader(
     harness = gang(3)
     reports, waits = harness.leader._reporter, list[float]()
     reports.save_state(time.monotonic())
-    writer = SimpleNamespace(keep=lambda summary, wait_s: waits.append(wait_s))
+    writer = SimpleNamespace(enqueue=lambda summary, wait_s: waits.append(wait_s))
     monkeypatch.setattr(reports, "_summary_writer", writer)
     for second in range(1, 4):
         reports.save_state(time.monotonic() + 2 * second)
@@ -362,7 +362,7 @@ def test_hosts_leave_before_the_annotation_is_written(
         order.append(kind)
         send(hosts, kind, **fields)
 
-    keeper = SimpleNamespace(keep=lambda progress: order.append(progress.when), is_busy=False)
+    keeper = SimpleNamespace(enqueue=lambda progress: order.append(progress.when), is_busy=False)
     monkeypatch.setattr(harness.leader._reporter, "_annotator", keeper)
     monkeypatch.setattr(harness.leader, "_send_message", record_message)
     harness.fail(2)
@@ -377,7 +377,7 @@ def test_leader_waits_for_the_annotation_within_a_limit(
     for wait_s in (reporter.ANNOTATE_WAIT_S, 0.0):
         monkeypatch.setattr(reporter, "ANNOTATE_WAIT_S", wait_s)
         harness = gang(1)
-        keeper = SimpleNamespace(keep=lambda progress: None, is_busy=True)
+        keeper = SimpleNamespace(enqueue=lambda progress: None, is_busy=True)
         monkeypatch.setattr(harness.leader._reporter, "_annotator", keeper)
         harness.fail(0)
         harness.send(0, "gone")
@@ -413,7 +413,7 @@ def test_annotation_of_leaving_pods_counts_the_next_restart(
 ) -> None:
     harness = gang(1)
     written: list[ProgressAnnotation] = []
-    keeper = SimpleNamespace(keep=written.append, is_busy=False)
+    keeper = SimpleNamespace(enqueue=written.append, is_busy=False)
     monkeypatch.setattr(harness.leader._reporter, "_annotator", keeper)
     harness.fail(0)
     harness.send(0, "gone")
