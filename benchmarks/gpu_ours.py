@@ -114,9 +114,9 @@ class Speed:
             rank=0,
             run_dir=str(folder),
             request=None,
-            report=Progress(None),
-            settle=lambda: jax.block_until_ready(state),
-            programs=self.step.hlo_texts,
+            progress=Progress(None),
+            wait_for_steps=lambda: jax.block_until_ready(state),
+            read_programs=self.step.hlo_texts,
         )
         with contextlib.redirect_stdout(sys.stderr):
             for step in range(FIRST + TRACED):

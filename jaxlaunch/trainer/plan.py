@@ -128,7 +128,7 @@ class Plan:
         """Return the plan as JSON: bytes on a device by purpose, and on request the sharding."""
         batch = _abstract_batch(self.example, self.spec.batch)
         builder, state, prompts = self.step.builder, self.step.abstract, self.spec.eval.samples
-        forward, trained = self.step.forward_jaxpr(batch), self.step.trained_arrays
+        forward, trained = self.step.forward_jaxpr(batch), self.step.trained_count
         batch_bytes = memory.total_bytes(batch) // mesh.count_shards(self.mesh)
         plan: dict[str, Any] = {
             "parameters": count_numbers(state.params),

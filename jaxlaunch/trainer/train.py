@@ -44,10 +44,10 @@ BatchLike = Mapping[str, Any]
 
 
 def build_loop(
-    spec: TrainSpec, task: Task, place: RunContext, stop: Stop, report: Progress
+    spec: TrainSpec, task: Task, place: RunContext, stop: Stop, progress: Progress
 ) -> Loop[TrainState]:
     """Return the loop that trains as `spec` specifies. Raises a TrainerError if a check fails."""
-    return Loop(BuiltInTraining(spec, task, place, report), place, stop, report)
+    return Loop(BuiltInTraining(spec, task, place, progress), place, stop, progress)
 
 
 class HeldOut:
@@ -91,7 +91,7 @@ class HeldOut:
             metrics = set(self._step.evaluated_metrics(batch)) - {Key.EXAMPLES}
             parts = {part for part in self.batches.batch_parts if part is not None}
             metrics |= {f"{name}/{part}" for name in metrics for part in parts}
-            preflight.check_watched(self._spec, metrics)
+            preflight.check_watched_metrics(self._spec, metrics)
         return batch
 
     def compile(self, batch: BatchLike) -> None:
@@ -149,8 +149,8 @@ class BuiltInTraining(Training[TrainState]):
 
     repeats_last_evaluation = True
 
-    def __init__(self, spec: TrainSpec, task: Task, place: RunContext, report: Progress) -> None:
-        super().__init__(report)
+    def __init__(self, spec: TrainSpec, task: Task, place: RunContext, progress: Progress) -> None:
+        super().__init__(progress)
         # The cheapest checks come first: keys before the data is opened, and both before a model is
         # built.
         preflight.check_mesh(spec)
@@ -193,7 +193,7 @@ class BuiltInTraining(Training[TrainState]):
         if eval_set is not None and len(eval_set):
             evaluation = Evaluation(eval_set, task.example, batches=spec.eval.batches, **reading)
         if evaluation is None:
-            preflight.check_watched(spec, None)
+            preflight.check_watched_metrics(spec, None)
         total_steps = spec.total_steps(len(train_set))
         preflight.check_profile(spec, total_steps)
         self.step = Step(task, spec, devices, total_steps)
@@ -253,7 +253,7 @@ class BuiltInTraining(Training[TrainState]):
 
     def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> TrainState:
         """Return the state of a checkpoint. The base is read again and must not have changed."""
-        with self.step.builder.checks_base(meta.get("base"), f"step {step} of {self.folder}"):
+        with self.step.builder.check_base(meta.get("base"), f"step {step} of {self.folder}"):
             state = self.step.builder.from_tree(tree)
         self._save_model_files()
         return state
@@ -290,7 +290,7 @@ class BuiltInTraining(Training[TrainState]):
         trained = self._complete_meta(meta)
         if is_finished:
             # A finished run can no longer be trained with other settings.
-            changes = resume.find_retraining_changes(trained, self._record)
+            changes = resume.find_training_changes(trained, self._record)
             preflight.check_finished(self.spec, changes, step)
         return resume.describe_changes(trained, self._record, step)
 
@@ -310,13 +310,13 @@ class BuiltInTraining(Training[TrainState]):
 
     def compile(self, start: int) -> float | None:
         """Compile all steps for batches like the first and return the FLOPs of a train step."""
-        self.report.report_phase("data", start)
+        self.progress.report_phase("data", start)
         train = {
             count: self.step.put_batch(self.pipeline.read_batch(start, count))
             for count in self._dispatch_sizes
         }
         held_out = self.held_out.first_batch()
-        self.report.report_phase("compile", start)
+        self.progress.report_phase("compile", start)
         # `exception` waits until the thread has ended.
         if self._compilation is None or self._compilation.exception() is not None:
             flops = self._compile_steps(train, held_out)

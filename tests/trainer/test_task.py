@@ -210,7 +210,7 @@ def test_reserved_metric_names_are_refused(name: str) -> None:
 
 def test_record_names_are_reserved(tmp_path: Path) -> None:
     metrics = Metrics(
-        Workload(2, 1), rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None)
+        Workload(2, 1), rank=0, run_dir=str(tmp_path), socket=None, progress=Progress(None)
     )
     metrics.start(0)
     metrics.record_interval(1, {"loss": 1.0, "hits": 0.5, "finite": 1.0})

@@ -1,9 +1,9 @@
 """The candidates of `launcher tune`, and the order in which to compile them.
 
 A candidate is a choice of mesh, rematerialization, micro-batches, attention and precision for one
-job. An arithmetic model estimates its time and memory from shapes that were traced once. The
-estimates only determine the order: the compiler decides what a candidate really takes, and
-`Forecast` corrects the estimates of the other candidates by the results so far.
+job. An arithmetic model estimates its step time and memory from shapes that are traced once. The
+estimates only determine the order in which candidates are compiled. `Forecast` corrects them by the
+results of the candidates that are already compiled.
 """
 
 from __future__ import annotations
@@ -25,19 +25,27 @@ Choice = Literal["mesh", "remat", "accumulate", "attention", "precision"]
 CHOICES: Sequence[Choice] = get_args(Choice)
 PRECISIONS: Sequence[str] = get_args(get_args(Precision)[0])
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
-# Activations cross mp in every layer, so more devices are never faster.
+# Every layer communicates activations over mp, so a larger mp is never faster.
 _MAX_MP = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One value for every choice."""
+    """One value for every choice.
 
-    mesh: tuple[int, int, int, int]  # dp, fsdp, ep, mp
+    Attributes:
+        mesh: Sizes of dp, fsdp, ep and mp.
+        remat: Value of `train.remat`.
+        accumulate: Number of micro-batches.
+        attention: Value of `train.attention`.
+        precision: A named precision, or that of the job as JSON.
+    """
+
+    mesh: tuple[int, int, int, int]
     remat: str | tuple[str, ...]
     accumulate: int
     attention: str
-    precision: str  # a named policy, or the job's own as JSON
+    precision: str
 
     @classmethod
     def from_spec(cls, spec: TrainSpec, devices: int) -> Candidate:
@@ -62,15 +70,16 @@ class Candidate:
         }
 
     def changed_keys(self, spec: TrainSpec, devices: int) -> dict[str, Any]:
-        """Return the keys that differ from a job on this number of devices, by their full names."""
+        """Return the keys that differ from those of a job on this number of devices."""
         job_keys, keys = Candidate.from_spec(spec, devices).train_keys(), self.train_keys()
         return {f"train.{key}": value for key, value in keys.items() if job_keys[key] != value}
 
     def apply_to(self, spec: TrainSpec) -> TrainSpec:
-        """Return the spec with these settings. Its mesh is divided over slices automatically."""
+        """Return the spec with these settings. Its mesh has no dcn, which is then automatic."""
         keys = self.train_keys()
         keys["mesh"] = Mesh(**keys["mesh"])
         if keys["precision"] not in PRECISIONS:
+            # It is the job's own.
             del keys["precision"]
         return spec.model_copy(update=keys)
 
@@ -80,8 +89,8 @@ def enumerate_candidates(
 ) -> Iterator[Candidate]:
     """Yield the candidates that vary these choices, including the job itself.
 
-    Candidates that do not divide the batch are left out. Rematerialization varies over none, full
-    and the job's own.
+    Candidates that do not divide the batch are left out. The values of remat are none, full and
+    that of the job.
     """
     job = Candidate.from_spec(spec, devices)
     options: dict[Choice, Collection[Any]] = {
@@ -116,28 +125,28 @@ def _enumerate_meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int,
 _PEAK_SHARE = 0.5
 # Share of the communication that is not hidden behind compute.
 _EXPOSED_SHARE = 0.5
-# A device about which nothing is known, such as a CPU core.
+# Rates of a device that is in no table, such as a CPU core.
 _UNKNOWN_MACHINE = MachineSpeed(None, 5e10, 1e10, 1e10, 5e9)
 _UNKNOWN_PEAK = 1e11  # FLOP/s
-# The forward pass is a third of a step; the other settings are in between.
+# Full rematerialization repeats the forward pass, a third of a step. Other settings repeat less.
 _RECOMPUTATION_FACTORS = {"none": 1.0, "full": 4 / 3}
-# Prior standard deviations, as logarithms: the arithmetic may be wrong by a factor of e as a whole,
-# and by a fifth for each setting or each doubling of it. The noise is what the settings do not
-# explain.
+# Prior standard deviations of the logarithms of errors: a factor of e for all candidates, and a
+# fifth for each setting or each doubling of it. The noise is the part of an error that no setting
+# explains.
 _PRIOR_STD, _NOISE_STD = np.array([1.0, *[0.2] * 9]), 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedModel:
-    """Sizes of a training that do not depend on its mesh, for all devices together.
+    """Sizes of a training for all devices together, which do not depend on the mesh.
 
     Attributes:
-        type: Accelerator, a name in ACCELERATORS.
+        type: Type of the accelerator, a name in ACCELERATORS.
         slices: Number of slices.
         parameters: Number of parameters.
         state: Bytes of the parameters, the optimizer and the moving average.
         flops: FLOPs of a step.
-        residuals: Bytes by rematerialization, for a batch and for one of twice the rows.
+        residuals: Bytes of residuals by value of remat, for a batch and for twice the rows.
         layers: Number of layers.
         rows: Tokens of a batch, or examples.
         width: Width of the residual stream.
@@ -162,12 +171,10 @@ class TracedModel:
         return (self.state + gradients) // (fsdp * ep * mp) + residuals
 
     def step_seconds(self, candidate: Candidate) -> float:
-        """Return the seconds of a step."""
+        """Return an estimate of the seconds of a step."""
         accelerator = ACCELERATORS[self.type]
-        machine, peak = (
-            accelerator.machine or _UNKNOWN_MACHINE,
-            accelerator.peak_flops or _UNKNOWN_PEAK,
-        )
+        machine = accelerator.machine or _UNKNOWN_MACHINE
+        peak = accelerator.peak_flops or _UNKNOWN_PEAK
         dp, fsdp, ep, mp = candidate.mesh
         devices, count = math.prod(candidate.mesh), candidate.accumulate
         sharded = fsdp * ep
@@ -192,18 +199,18 @@ class TracedModel:
 
 
 class Forecast:
-    """Predicted step times, corrected by results for other candidates.
+    """Predicts step times from the estimates and the results of other candidates.
 
-    The logarithm of the ratio between the real and the estimated time is modelled as a linear
-    function of the settings, whose weights are learned by Bayesian linear regression. An uncertain
-    candidate is ranked by an optimistic prediction. Otherwise a setting that the arithmetic
-    underestimates would never be tried.
+    The error of an estimate, log(real time / estimated time), is modelled as a linear function of
+    the settings, whose weights are learned by Bayesian linear regression. To rank candidates, a
+    prediction is lowered by its standard deviation. Otherwise a setting whose estimate is too high
+    would never be tried.
     """
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
-        # Normal distribution of the weights: its precision matrix, and the precision matrix times
-        # the mean.
+        # The normal distribution of the weights, as its precision matrix and this matrix times the
+        # mean.
         self._precision, self._sums = np.diag(1 / _PRIOR_STD**2), np.zeros(len(_PRIOR_STD))
 
     def add_observation(self, candidate: Candidate, seconds: float) -> None:
@@ -222,7 +229,7 @@ class Forecast:
 
 
 def _candidate_features(candidate: Candidate) -> np.ndarray[Any, Any]:
-    """Return the settings as numbers, after a constant for the error that all candidates share."""
+    """Return the settings as numbers. The first is constant, for the error of all candidates."""
     counts = [math.log2(size) for size in (*candidate.mesh, candidate.accumulate)]
     remats = candidate.remat == "full", candidate.remat == "none"
     flags = candidate.attention == "xla", candidate.precision == "bf16"

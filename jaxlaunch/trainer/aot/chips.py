@@ -1,4 +1,4 @@
-"""Topologies that TPU and GPU compilers accept in place of devices."""
+"""Devices that are not present, for which the compilers of TPUs and GPUs can compile."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jaxlaunch import installation
 from jaxlaunch.accelerators import ACCELERATORS, parse_topology
 from jaxlaunch.trainer.errors import SpecError
 
-# Otherwise libtpu queries a cloud's metadata server, writes logs, and refuses to be loaded twice on
-# a machine.
+# Without these, libtpu queries a cloud's metadata server, writes logs, and cannot be loaded by two
+# processes of a machine.
 _LIBTPU_ENVIRON = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -31,22 +31,30 @@ _LIBTPU_ENVIRON = {
 }
 _CUDA_ENVIRON = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-# libtpu's names of generations if they differ from ours. Source: MaxText's
-# accelerator_to_spec_map.py, read 2026-11, and libtpu 0.0.42.1, which refuses other names.
+# libtpu's names of TPU types that differ from ours. Sources: MaxText's accelerator_to_spec_map.py,
+# read 2026-11, and libtpu 0.0.42.1, which refuses other names.
 _LIBTPU_TYPES: Mapping[str, str] = {"7x": "tpu7x", "tpu7": "tpu7x"}
-# The two cores of one of these chips form one device.
+# Types whose chips have two cores that form one device.
 _MEGACORE = ("v4", "v5p")
 
 
 @dataclasses.dataclass(frozen=True)
 class Chips:
-    """The devices of a job, as the launcher passes them to the planner."""
+    """The chips of a job, as the launcher passes them to the planner.
 
-    type: str  # a name in ACCELERATORS
+    Attributes:
+        type: Type of the accelerator, a name in ACCELERATORS.
+        hosts: Number of hosts.
+        per_host: Chips on each host.
+        slices: Number of TPU slices.
+        topology: Topology of a TPU slice, such as `4x4`; None for other types.
+    """
+
+    type: str
     hosts: int
-    per_host: int  # chips
+    per_host: int
     slices: int = 1
-    topology: str | None = None  # of a TPU slice
+    topology: str | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Chips:
@@ -68,9 +76,9 @@ class Chips:
         return f"{name} {metadata.version(name)}"
 
     def make_devices(self) -> list[jax.Device]:
-        """Return the devices to compile for. Except for CPUs they cannot hold arrays.
+        """Return the devices to compile for. Only those of CPUs exist and can hold arrays.
 
-        Raises SpecError if the compiler is not installed, or does not support the devices.
+        Raises SpecError if the compiler is not installed or does not support the chips.
         """
         match ACCELERATORS[self.type].platform:
             case "cpu":
@@ -89,12 +97,12 @@ class Chips:
         os.environ.update(_LIBTPU_ENVIRON)
         sides = parse_topology(self.topology) or ()
         bounds = (*sides, 1)[:3]
-        # A machine can be a slice of its own.
+        # One host may have all chips of a slice.
         is_one_host = self.per_host == math.prod(sides)
         options: dict[str, Any] = {
             "chips_per_host_bounds": bounds if is_one_host else (2, 2, 1),
             "num_slices": self.slices,
-            # An axis is a ring if it consists of whole cubes, or of 16 chips in a flat slice.
+            # An axis wraps around if it consists of whole cubes, or of 16 chips in a 2D slice.
             "wrap": tuple(side == 16 if len(sides) == 2 else side % 4 == 0 for side in bounds),
         }
         if self.type in _MEGACORE:
@@ -132,26 +140,37 @@ class Chips:
 
 
 def _cuda_plugin() -> str:
-    """Return the module of the installed CUDA plugin, or an empty string."""
+    """Return the module name of the installed CUDA plugin, or an empty string."""
     return next((name for name in _CUDA_PLUGINS if importlib.util.find_spec(name) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuTarget:
-    """The properties by which a GPU's description for XLA differs from another's."""
+    """The properties in which GPUs differ in XLA's description of a device.
 
-    name: str  # as the driver reports it
+    Attributes:
+        name: The name that the driver reports.
+        capability: CUDA's compute capability, (major, minor).
+        processors: Number of streaming multiprocessors.
+        clock_ghz: Clock rate.
+        memory_bytes: Size of the memory.
+        bytes_per_s: Bandwidth of the memory.
+        l2_bytes: Size of the L2 cache.
+        shared_bytes: Shared memory of a multiprocessor, of which a block can use all but 1 KiB.
+    """
+
+    name: str
     capability: tuple[int, int]
-    processors: int  # streaming multiprocessors
+    processors: int
     clock_ghz: float
-    memory: int  # bytes
-    bandwidth: float  # bytes a second
-    l2: int  # bytes
-    shared: int  # bytes of a processor; a block may use 1 KiB less
+    memory_bytes: int
+    bytes_per_s: float
+    l2_bytes: int
+    shared_bytes: int
 
 
-# Sources, read 2026-11: NVIDIA's data sheets, the tables of the CUDA programming guide, and for the
-# form of the text github.com/jax-ml/jax issue 28376 and XLA's tools/hlo_opt/gpu_specs.
+# Sources, read 2026-11: NVIDIA's data sheets and the tables of the CUDA programming guide; for the
+# format of the text, github.com/jax-ml/jax issue 28376 and XLA's tools/hlo_opt/gpu_specs.
 GPU_TARGETS: Mapping[str, GpuTarget] = {
     "a100": GpuTarget(
         "NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 85_094_825_984, 2.039e12, 41_943_040, 167_936
@@ -175,18 +194,18 @@ def render_gpu_target(target: GpuTarget) -> str:
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_core: {target.shared}
+  shared_memory_per_core: {target.shared_bytes}
   threads_per_core_limit: 2048
   core_count: {target.processors}
   fpus_per_core: {64 if target.capability == (8, 0) else 128}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: {target.bandwidth:.0f}
-  l2_cache_size: {target.l2}
+  memory_bandwidth: {target.bytes_per_s:.0f}
+  l2_cache_size: {target.l2_bytes}
   clock_rate_ghz: {target.clock_ghz}
-  device_memory_size: {target.memory}
-  shared_memory_per_block_optin: {target.shared - 1024}
+  device_memory_size: {target.memory_bytes}
+  shared_memory_per_block_optin: {target.shared_bytes - 1024}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536

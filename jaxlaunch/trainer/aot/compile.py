@@ -1,4 +1,8 @@
-"""Compilation of a job's steps for chips that are not present, and the compiler's results."""
+"""Compiles a job's steps for chips that are not present.
+
+The results are the memory, the collectives and the modelled time of a step. If the steps do not fit
+into the memory of a device, the first change of the job with which they fit is compiled, too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from jaxlaunch.trainer.task import Task
 GIB = 1024**3
 REPORT_INTERVAL_S = 15.0
 MAX_COMPILATION_S = 3600.0
-# Share of the memory that is free when the compilation starts.
+# The share of the machine's free memory that the compiler may use.
 MAX_MEMORY_SHARE = 0.8
 
 
@@ -46,7 +50,10 @@ class ProgramTooLargeError(Exception):
 
 
 class AheadOfTimeCompiler:
-    """A training on chips that are not present. `batch` has the shapes of a global batch."""
+    """Compiles a training for chips that are not present.
+
+    `batch` has the shapes and dtypes of a global batch.
+    """
 
     def __init__(
         self, task: Task, spec: TrainSpec, chips: Chips, batch: Batch, total_steps: int
@@ -56,7 +63,7 @@ class AheadOfTimeCompiler:
         self.devices = chips.make_devices()
 
     def compile_or_shrink(self) -> dict[str, Any]:
-        """Compile the steps and return the results, or those of the smallest change that fits."""
+        """Return the results of the job; if it does not fit, also those of a change that does."""
         try:
             return self.compile_spec(self._spec)
         except ProgramTooLargeError as error:
@@ -88,13 +95,13 @@ class AheadOfTimeCompiler:
         except JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            # The first sentences of the compiler's message are followed by a list of buffers.
+            # The other lines of the compiler's message are a list of buffers.
             reason = re.sub(r"\s+", " ", str(error).splitlines()[0]).strip()
             raise ProgramTooLargeError(reason) from None
         memory = {name: _memory_bytes(program) for name, program in step.compiled_steps.items()}
         peak = max(sizes["peak"] for sizes in memory.values())
         accelerator = ACCELERATORS[self._chips.type]
-        # A GPU's compiler does not refuse a program that is too large.
+        # The compiler for GPUs does not refuse a program that is too large.
         if accelerator.memory_gib and peak > max(accelerator.memory_gib) * GIB:
             device = f"a {self._chips.type} has {max(accelerator.memory_gib):g} GiB"
             raise ProgramTooLargeError(f"the step's peak is {peak / GIB:.2f} GiB, and {device}")
@@ -114,35 +121,41 @@ class AheadOfTimeCompiler:
 
     @cached_property
     def _measured_rates(self) -> Rates:
-        """Measured rates of devices that are in no table, such as a CPU's cores."""
+        """The measured rates of devices that are in no table, such as CPU cores."""
         dtype = precision.resolve_precision(self._spec.precision).compute
         return step_time.measure_rates(self.devices, dtype)
 
     def _program_figures(self, step: Step, rates: Rates | None) -> dict[str, Any]:
-        """Return the costs, collectives and modelled time of a train step, as far as readable."""
+        """Return costs, collectives and modelled time of a train step.
+
+        If the text of the program cannot be read, the result says so and has only the costs.
+        """
         train = step.compiled_steps["train"]
         costs = train.cost_analysis()
         figures: dict[str, Any] = {"flops": costs.get("flops")}
         figures["bytes_accessed"] = costs.get("bytes accessed")
-        sizes, across = step.mesh.shape, _count_domains(step.mesh)
+        sizes, domains = step.mesh.shape, _count_domains(step.mesh)
         try:
             program = Program.from_text(train.hlo_text())
-            collectives = find_collectives(program, list(sizes), tuple(sizes.values()), across)
+            collectives = find_collectives(program, list(sizes), tuple(sizes.values()), domains)
         except (JaxRuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             return {**figures, "program": f"the compiler's program cannot be read: {reason}"}
-        # The compiler for GPUs counts no bytes.
+        # The compiler for GPUs does not count bytes.
         moved_bytes = float(figures["bytes_accessed"] or step_time.program_bytes(program))
-        model = step_time.StepTimeModel(self._chips, across, rates)
+        model = step_time.StepTimeModel(self._chips, domains, rates)
         rows = model.with_exposed_shares(program, collectives)
         model_flops, kernel_flops = step.count_flops(self._batch), 0.0
-        operations = program.scheduled_operations()
-        kernels = sum(times for row, times in operations if "tpu_custom_call" in row.attributes)
+        kernels = sum(
+            times
+            for operation, times in program.scheduled_operations()
+            if "tpu_custom_call" in operation.attributes
+        )
         if kernels:
-            # The compiler's estimates do not cover causal attention in a kernel.
+            # The compiler's cycle estimates do not include causal attention in a kernel.
             forward = step.forward_jaxpr(self._batch)
-            full_flops = flops.train_step_flops(forward, trained=step.trained_arrays)
-            causal_flops = flops.train_step_flops(forward, 0.5, step.trained_arrays)
+            full_flops = flops.train_step_flops(forward, trained=step.trained_count)
+            causal_flops = flops.train_step_flops(forward, 0.5, step.trained_count)
             if full_flops is not None and causal_flops is not None:
                 kernel_flops = full_flops - causal_flops
         cost = step_time.ComputeCost(model_flops, kernel_flops, moved_bytes)
@@ -168,16 +181,16 @@ def _memory_bytes(executable: Executable) -> dict[str, int]:
     }
     total = parts["argument"] + parts["output"] - parts["alias"] + parts["temp"]
     peak = stats.peak_memory_in_bytes
-    # The CPU's peak leaves out the temporaries.
+    # The peak that the CPU's compiler reports does not include the temporaries.
     return {**parts, "peak": peak if peak > parts["temp"] else total}
 
 
 def _sum_by_kind(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """Sum the collectives of a kind over the same axes into one row, most bytes first."""
+    """Return one row for all collectives of a kind over the same axes, most bytes first."""
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
-    for row in collectives:
-        if row.group_size > 1:
-            groups[row.kind, row.axes].append(row)
+    for collective in collectives:
+        if collective.group_size > 1:
+            groups[collective.kind, collective.axes].append(collective)
     sums = [
         {
             "kind": kind,
@@ -196,10 +209,10 @@ def _count_domains(device_mesh: jax.sharding.Mesh) -> dict[str, int]:
     """Return the number of slices, or hosts of GPUs, along each axis that spans more than one."""
     counts = {}
     for axis, name in enumerate(device_mesh.axis_names):
-        along = np.moveaxis(device_mesh.devices, axis, 0)
+        axis_first = np.moveaxis(device_mesh.devices, axis, 0)
         domains = {
-            mesh.slice_index(chip) if chip.platform == "tpu" else chip.process_index
-            for chip in along.reshape(len(along), -1)[:, 0]
+            mesh.slice_index(device) if device.platform == "tpu" else device.process_index
+            for device in axis_first.reshape(len(axis_first), -1)[:, 0]
         }
         if len(domains) > 1:
             counts[name] = len(domains)
@@ -207,34 +220,35 @@ def _count_domains(device_mesh: jax.sharding.Mesh) -> dict[str, int]:
 
 
 def _smaller_specs(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str, Any], TrainSpec]]:
-    """Yield changes that save memory, cheapest first: remat, micro-batches, sharding."""
-    base: dict[str, Any] = {}
+    """Yield changes that save memory, cheapest first, and the changed specs."""
+    remat_change: dict[str, Any] = {}
     if spec.remat != "full":
-        base = {"train.remat": "full"}
+        remat_change = {"train.remat": "full"}
         spec = spec.model_copy(update={"remat": "full"})
-        yield base, spec
-    for times in (2, 4, 8):
-        count = spec.accumulate * times
-        yield {**base, "train.accumulate": count}, spec.model_copy(update={"accumulate": count})
+        yield remat_change, spec
+    for factor in (2, 4, 8):
+        count = spec.accumulate * factor
+        smaller = spec.model_copy(update={"accumulate": count})
+        yield {**remat_change, "train.accumulate": count}, smaller
     dp, fsdp, ep, mp = spec.mesh.resolve(devices)
     if dp > 1:
         sizes = {"fsdp": dp * fsdp, "ep": ep, "mp": mp}
         smaller = spec.model_copy(update={"mesh": Mesh.model_validate(sizes)})
-        yield {**base, "train.mesh": sizes}, smaller
+        yield {**remat_change, "train.mesh": sizes}, smaller
 
 
 @contextlib.contextmanager
 def limit_compilation() -> Iterator[None]:
-    """Report progress, and exit with a refusal if the process takes too long or too much memory.
+    """Report progress, and end the process if it takes too long or too much memory.
 
-    A call of the compiler cannot be interrupted, so the whole process has to end.
+    The whole process must end, because a call of the compiler cannot be interrupted.
     """
-    done = threading.Event()
+    is_done = threading.Event()
     max_bytes = _proc_bytes("/proc/meminfo", "MemAvailable") * MAX_MEMORY_SHARE
 
     def watch_limits() -> None:
         started = reported = time.monotonic()
-        while not done.wait(1.0):
+        while not is_done.wait(1.0):
             now, resident_bytes = time.monotonic(), _proc_bytes("/proc/self/status", "VmRSS")
             if resident_bytes > max_bytes:
                 _exit_with_refusal(
@@ -252,7 +266,7 @@ def limit_compilation() -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        is_done.set()
         thread.join()
 
 

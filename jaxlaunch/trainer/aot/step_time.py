@@ -1,9 +1,9 @@
-"""The time of a compiled step, by the model in docs/plan.md or as measured on devices.
+"""The time of a compiled step, either modelled (docs/plan.md) or measured on devices.
 
-The model counts the FLOPs of an operation's matrix products and the bytes that it reads and writes.
-It walks through the schedule with two clocks, one for compute and one for the links, to find the
-communication that compute does not hide. The result is a range, because much of what decides the
-time is not in the program.
+The model takes the time of an operation from the FLOPs of its matrix products and the bytes that it
+reads and writes. It walks through the schedule with two clocks, one for compute and one for the
+links, to find the communication that compute does not hide. The result is a range from optimistic
+to pessimistic assumptions, because much of what decides the time is not in the program.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from jaxlaunch.trainer.numerics.hlo import (
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 
-Operations = Mapping[str, Operation]  # name -> operation of one computation
+# Name -> operation of one computation.
+Operations = Mapping[str, Operation]
 
 
 class ComputeCost(NamedTuple):
     """Costs of a step without its collectives.
 
     Attributes:
-        flops: The model's FLOPs on all devices.
-        kernel_flops: Part of these FLOPs that the compiler's cycle estimates leave out.
+        flops: The model FLOPs on all devices.
+        kernel_flops: The part of these FLOPs that the compiler's cycle estimates do not include.
         moved_bytes: Bytes that a device reads and writes.
     """
 
@@ -54,13 +55,13 @@ class ComputeCost(NamedTuple):
     moved_bytes: float
 
 
-class _RangeEnd(NamedTuple):
-    """One end of the range.
+class _Assumptions(NamedTuple):
+    """What one end of the range assumes.
 
     Attributes:
         peak_share: Share of the peak FLOP/s that matrix products reach.
         bandwidth_share: Share of the memory bandwidth that is reached.
-        is_best: Whether a collective uses all links.
+        is_best: Whether collectives use all links and are hidden as the schedule allows.
     """
 
     peak_share: float
@@ -68,7 +69,7 @@ class _RangeEnd(NamedTuple):
     is_best: bool
 
 
-_BEST_END, _WORST_END = _RangeEnd(0.75, 1.0, True), _RangeEnd(0.35, 0.8, False)
+_OPTIMISTIC, _PESSIMISTIC = _Assumptions(0.75, 1.0, True), _Assumptions(0.35, 0.8, False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Rates:
     Attributes:
         flops_per_s: FLOP/s of matrix products.
         bytes_per_s: Memory bandwidth.
-        start_s: Additional seconds to start an operation.
-        meeting_s: Additional seconds in which the devices of a collective wait for each other.
+        start_s: Additional seconds of each operation.
+        meeting_s: Additional seconds of each collective, whose devices wait for each other.
     """
 
     flops_per_s: float
@@ -90,12 +91,12 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class StepTimeModel:
-    """Step times of programs on the devices of a job.
+    """Estimates step times of programs on the chips of a job.
 
     Attributes:
-        chips: Devices of the job.
-        domains_by_axis: Number of slices, or hosts of GPUs, over which the devices along a mesh
-            axis are spread.
+        chips: Chips of the job.
+        domains_by_axis: Number of slices, or hosts of GPUs, along each mesh axis that spans more
+            than one.
         measured_rates: Rates of devices whose machine is unknown.
     """
 
@@ -106,42 +107,43 @@ class StepTimeModel:
     def with_exposed_shares(
         self, program: Program, collectives: Sequence[Collective]
     ) -> Sequence[Collective]:
-        """Return the collectives with the share of their time that the best end does not hide.
+        """Return the collectives with exposed shares by the model's optimistic timeline.
 
         They are unchanged if the compiler estimates cycles, or if the machine is unknown.
         """
         machine = ACCELERATORS[self.chips.type].machine
         if machine is None or machine.clock_hz is not None:
             return collectives
-        sends = self._send_seconds(machine, collectives, _BEST_END)
-        wait_seconds = self._make_timeline(machine, program, sends, _BEST_END).wait_seconds
-        exposed = []
+        sends = self._send_seconds(machine, collectives, _OPTIMISTIC)
+        wait_seconds = self._make_timeline(machine, program, sends, _OPTIMISTIC).wait_seconds
+        results = []
         for row in collectives:
             share = wait_seconds[row.name] / (sends[row.name] * row.executions or 1.0)
-            exposed.append(dataclasses.replace(row, exposed_share=min(1.0, share)))
-        return exposed
+            results.append(dataclasses.replace(row, exposed_share=min(1.0, share)))
+        return results
 
     def estimate_step(
-        self, program: Program, collectives: Sequence[Collective], computed: ComputeCost
+        self, program: Program, collectives: Sequence[Collective], cost: ComputeCost
     ) -> dict[str, Any] | None:
         """Return the seconds of a step, [lowest, highest], and their parts; None if unknown."""
         machine = ACCELERATORS[self.chips.type].machine
-        cycles = sum(row.cycles * times for row, times in program.scheduled_operations())
+        operations = program.scheduled_operations()
+        cycles = sum(operation.cycles * times for operation, times in operations)
         if machine is not None:
             ends = [
-                self._estimate_end(machine, program, collectives, computed, cycles, end)
-                for end in (_BEST_END, _WORST_END)
+                self._estimate_end(machine, program, collectives, cost, cycles, assumptions)
+                for assumptions in (_OPTIMISTIC, _PESSIMISTIC)
             ]
         elif self.measured_rates is not None:
-            # Such devices share a memory, so a collective only reads and writes what it sends.
+            # CPU devices share their memory, so a collective reads and writes what it sends.
             rates = self.measured_rates
             sends = {
                 row.name: rates.meeting_s + 2 * row.wire_bytes / row.executions / rates.bytes_per_s
                 for row in collectives
             }
             timeline = Timeline(program, rates, sends)
-            floor = (computed.flops or 0.0) / self._device_count / rates.flops_per_s
-            ends = [(max(floor, timeline.compute_s), timeline.total_wait_s)] * 2
+            min_s = (cost.flops or 0.0) / self._device_count / rates.flops_per_s
+            ends = [(max(min_s, timeline.compute_s), timeline.total_wait_s)] * 2
         else:
             return None
         compute, exposed = (list(part) for part in zip(*ends, strict=True))
@@ -153,52 +155,63 @@ class StepTimeModel:
         machine: MachineSpeed,
         program: Program,
         collectives: Sequence[Collective],
-        computed: ComputeCost,
+        cost: ComputeCost,
         cycles: float,
-        end: _RangeEnd,
+        assumptions: _Assumptions,
     ) -> tuple[float, float]:
-        """Return the seconds of computation and of exposed communication at one end."""
-        peak = self._device_count * self._device_peak * end.peak_share
-        sends = self._send_seconds(machine, collectives, end)
+        """Return the seconds of computation and of exposed communication."""
+        peak = self._device_count * self._device_peak * assumptions.peak_share
+        sends = self._send_seconds(machine, collectives, assumptions)
         if machine.clock_hz is None or not cycles:
-            timeline = self._make_timeline(machine, program, sends, end)
-            # Convolutions and the like are only in the model's FLOPs, since operations count matrix
-            # products alone.
-            move_s = computed.moved_bytes / machine.hbm_bytes_per_s / end.bandwidth_share
-            floor = max((computed.flops or 0.0) / peak, move_s)
-            return max(floor, timeline.compute_s), timeline.total_wait_s
-        compute_s = cycles / machine.clock_hz + computed.kernel_flops / peak
+            timeline = self._make_timeline(machine, program, sends, assumptions)
+            # The timeline only counts matrix products. The model FLOPs include convolutions, too.
+            move_s = cost.moved_bytes / machine.hbm_bytes_per_s / assumptions.bandwidth_share
+            min_s = max((cost.flops or 0.0) / peak, move_s)
+            return max(min_s, timeline.compute_s), timeline.total_wait_s
+        compute_s = cycles / machine.clock_hz + cost.kernel_flops / peak
         send_s = sum(sends[row.name] * row.executions for row in collectives)
         wait_s = sum(sends[row.name] * row.executions * row.exposed_share for row in collectives)
-        # Hidden communication shows if it takes longer than all of the computation.
-        late_s = 0.0 if end.is_best else max(0.0, send_s - wait_s - compute_s)
-        return compute_s, wait_s + late_s
+        # Communication that takes longer than all of the computation cannot be hidden entirely.
+        excess_s = 0.0 if assumptions.is_best else max(0.0, send_s - wait_s - compute_s)
+        return compute_s, wait_s + excess_s
 
     def _make_timeline(
-        self, machine: MachineSpeed, program: Program, sends: Mapping[str, float], end: _RangeEnd
+        self,
+        machine: MachineSpeed,
+        program: Program,
+        sends: Mapping[str, float],
+        assumptions: _Assumptions,
     ) -> Timeline:
-        flops_per_s = self._device_peak * end.peak_share
-        rates = Rates(flops_per_s, machine.hbm_bytes_per_s * end.bandwidth_share)
+        flops_per_s = self._device_peak * assumptions.peak_share
+        rates = Rates(flops_per_s, machine.hbm_bytes_per_s * assumptions.bandwidth_share)
         return Timeline(program, rates, sends)
 
     def _send_seconds(
-        self, machine: MachineSpeed, collectives: Sequence[Collective], end: _RangeEnd
+        self,
+        machine: MachineSpeed,
+        collectives: Sequence[Collective],
+        assumptions: _Assumptions,
     ) -> dict[str, float]:
         """Return the seconds of one execution of each collective by name.
 
-        A device sends over all of its links at best, and over one ring at worst. Between hosts of
-        GPUs a collective uses as many network ports as it has GPUs on a host, and reaches half of
-        their bandwidth at worst.
+        At best a device sends over all of its links, at worst over one ring. Between hosts of GPUs
+        a collective uses one network port for each of its GPUs on a host, and at worst reaches half
+        of their bandwidth.
         """
         seconds = {}
         for row in collectives:
             domains = math.prod(self.domains_by_axis.get(axis, 1) for axis in row.axes)
             if domains == 1:
-                bandwidth = machine.links_bytes_per_s if end.is_best else machine.ring_bytes_per_s
+                bytes_per_s = machine.ring_bytes_per_s
+                if assumptions.is_best:
+                    bytes_per_s = machine.links_bytes_per_s
             else:
-                ports = max(1, row.group_size // domains) * machine.network_bytes_per_s
-                bandwidth = min(machine.links_bytes_per_s, ports) / (1 if end.is_best else 2)
-            seconds[row.name] = row.wire_bytes / row.executions / bandwidth
+                ports = max(1, row.group_size // domains)
+                ports_bytes_per_s = ports * machine.network_bytes_per_s
+                bytes_per_s = min(machine.links_bytes_per_s, ports_bytes_per_s)
+                if not assumptions.is_best:
+                    bytes_per_s /= 2
+            seconds[row.name] = row.wire_bytes / row.executions / bytes_per_s
         return seconds
 
     @property
@@ -212,11 +225,17 @@ class StepTimeModel:
 
 
 class Timeline:
-    """The time of a program at given rates; `sends` are seconds of one run of a collective."""
+    """The time of a program at fixed rates; `sends` are seconds of a collective by its name.
+
+    Attributes:
+        seconds: Time of the program.
+        compute_s: Time without the waits for collectives.
+        wait_seconds: Seconds of waits by collective, for all of its executions.
+        total_wait_s: Their sum.
+    """
 
     def __init__(self, program: Program, rates: Rates, sends: Mapping[str, float]) -> None:
         self._program, self._rates, self._sends = program, rates, sends
-        # Seconds by collective, over all executions.
         self.wait_seconds: defaultdict[str, float] = defaultdict(float)
         self.seconds = self._run_computation(program.entry, 1.0)
         self.total_wait_s = sum(self.wait_seconds.values())
@@ -226,31 +245,32 @@ class Timeline:
         """Return the seconds of one execution of a computation that runs `times` times."""
         operations = self._program.computations[name]
         by_name = {operation.name: operation for operation in operations}
-        clock, link_free, ends = 0.0, 0.0, dict[str, float]()
+        # Seconds at which the device is done with the operations so far, the links are free again,
+        # and each collective ends.
+        clock, link_clock, ends = 0.0, 0.0, dict[str, float]()
         for operation in operations:
             if operation.name in self._sends:
-                link_free = max(clock, link_free) + self._sends[operation.name]
-                ends[operation.name] = link_free
+                link_clock = max(clock, link_clock) + self._sends[operation.name]
+                ends[operation.name] = link_clock
             else:
                 clock += self._run_called(operation, name, times)
                 if not is_free(operation):
                     flops = operation_flops(self._program, operation, operations)
-                    moved = touched_bytes(self._program, operation, by_name)
-                    compute_s, move_s = (
-                        flops / self._rates.flops_per_s,
-                        moved / self._rates.bytes_per_s,
-                    )
+                    moved_bytes = touched_bytes(self._program, operation, by_name)
+                    compute_s = flops / self._rates.flops_per_s
+                    move_s = moved_bytes / self._rates.bytes_per_s
                     clock += self._rates.start_s + max(compute_s, move_s)
-            # A done operation waits for its start. A synchronous collective waits for itself.
-            waits_for = None
+            # A done operation waits for the collective that it ends. A synchronous collective waits
+            # for itself.
+            collective = None
             if operation.name in ends and not operation.kind.endswith("-start"):
-                waits_for = operation.name
+                collective = operation.name
             elif operation.kind.endswith("-done"):
-                waits_for = next((name for name in operation.operands if name in ends), None)
-            if waits_for is not None:
-                late = max(0.0, ends.pop(waits_for) - clock)
-                self.wait_seconds[waits_for] += late * times
-                clock += late
+                collective = next((name for name in operation.operands if name in ends), None)
+            if collective is not None:
+                wait_s = max(0.0, ends.pop(collective) - clock)
+                self.wait_seconds[collective] += wait_s * times
+                clock += wait_s
         return clock
 
     def _run_called(self, operation: Operation, caller: str, times: float) -> float:
@@ -270,25 +290,25 @@ class Timeline:
 
 # --- the work of an operation ---------------------------------------------------------------------
 
-# These move no data themselves: they name existing values, or run computations whose operations are
-# counted instead.
+# Opcodes that move no data: they name existing values, or run computations whose operations count
+# themselves.
 _FREE_KINDS = frozenset(
     {
         *("after-all", "bitcast", "call", "conditional", "constant", "get-tuple-element"),
         *("parameter", "partition-id", "tuple", "while"),
     }
 )
-# These read as much of their operand as they return.
+# Opcodes that read only as much of their operand as they return.
 _SLICE_KINDS = ("dynamic-slice", "gather", "slice")
 _VIEW_KINDS = ("bitcast", "copy", "get-tuple-element", "reshape")
-# Number of products, such as that of queries and keys, in each of cuDNN's attention kernels.
+# Number of products, such as that of queries and keys, in an attention kernel of cuDNN.
 _ATTENTION_PRODUCTS = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
-# jax.checkpoint gives its scope this name, and XLA keeps it in the metadata of operations.
+# The scope of jax.checkpoint, which XLA keeps in the metadata of operations.
 _RECOMPUTED_SCOPE = "rematted_computation"
 
 
 def is_free(operation: Operation) -> bool:
-    """Return whether an operation names an existing value, or starts or ends a transfer."""
+    """Return whether an operation takes no time itself, such as the start of a transfer."""
     return operation.kind in _FREE_KINDS or operation.kind.endswith(("-start", "-done"))
 
 
@@ -314,11 +334,11 @@ def matrix_products(
 
 
 def operation_flops(program: Program, operation: Operation, computation: Computation) -> float:
-    """Return the FLOPs of an operation, of its matrix products or of cuDNN's attention."""
+    """Return the FLOPs of an operation's matrix products, or of cuDNN's attention."""
     target = re.search(r'custom_call_target="([^"]+)"', operation.attributes)
     if operation.kind != "custom-call" or target is None or target[1] not in _ATTENTION_PRODUCTS:
         return sum(flops for _, flops in matrix_products(program, operation, computation))
-    # Products of queries [B, L, H, K] and keys [B, S, G, K], half of each if the mask is causal.
+    # Queries are [B, L, H, K] and keys [B, S, G, K]. A causal mask leaves half of each product.
     by_name = {row.name: row for row in computation}
     query, key = (parse_dimensions(by_name[name].result) for name in operation.operands[:2])
     (batch, length, heads, size), keys = query, key[1]
@@ -336,7 +356,10 @@ def program_bytes(program: Program) -> float:
 
 
 def touched_bytes(program: Program, operation: Operation, by_name: Operations) -> float:
-    """Return the bytes that one execution reads and writes; `by_name` is its computation."""
+    """Return the bytes that one execution of an operation reads and writes.
+
+    `by_name` are the operations of its computation.
+    """
     if is_free(operation):
         return 0.0
     written = sum(array_bytes(operation.result))
@@ -357,7 +380,11 @@ def touched_bytes(program: Program, operation: Operation, by_name: Operations) -
 
 
 def _fusion_read_bytes(parts: Operations, index: int, operand_bytes: int) -> float:
-    """Return the bytes that a fusion reads of an operand: slices, nothing if updated, or all."""
+    """Return the bytes that a fusion reads of an operand.
+
+    These are the slices if it only takes slices, nothing if it only updates the operand in place,
+    and otherwise the whole operand.
+    """
     parameters = (part for part in parts.values() if part.kind == "parameter")
     parameter = next((part for part in parameters if part.arguments == str(index)), None)
     if parameter is None:
@@ -372,7 +399,7 @@ def _fusion_read_bytes(parts: Operations, index: int, operand_bytes: int) -> flo
 
 
 def _find_users(parts: Operations, name: str) -> Iterator[tuple[str, Operation]]:
-    """Yield the operations that read `name` or a view of it, with the name that they read."""
+    """Yield the operations that read `name` or a view of it, each after the name that it reads."""
     for user in parts.values():
         if name in user.operands:
             if user.kind in _VIEW_KINDS and not user.is_root:
@@ -382,7 +409,7 @@ def _find_users(parts: Operations, name: str) -> Iterator[tuple[str, Operation]]
 
 
 def _fusion_written_bytes(parts: Operations, result_bytes: int) -> float:
-    """Return the bytes that a fusion writes: what it updates in place, or all of its result."""
+    """Return the bytes that a fusion writes: its results, or only their updates in place."""
     root = next((part for part in parts.values() if part.is_root), None)
     if root is None:
         return float(result_bytes)
@@ -401,18 +428,18 @@ def _fusion_written_bytes(parts: Operations, result_bytes: int) -> float:
 def recomputed_share(program: Program) -> float | None:
     """Return the share of a step that is recomputed in the backward pass.
 
-    The share is one of the compiler's cycles, or of the FLOPs of matrix products if it estimates no
-    cycles. A fusion counts by the operation after which it is named. Returns None if there is
-    nothing to weigh.
+    It is the share of the compiler's estimated cycles or, without estimates, of the FLOPs of matrix
+    products. The metadata of a fusion is that of its main operation. Returns None if the program
+    has neither cycles nor products.
     """
-    # Computations that a recomputed loop, call or branch runs. JAX traces what both passes call
-    # only once, so that its operations carry the names of the first pass. A computation comes after
-    # the one that runs it.
+    # Computations that a recomputed loop, call or branch runs. JAX traces a function only once if
+    # both passes call it, so that its operations have the scopes of the first pass. A computation
+    # comes after the one that runs it.
     recomputed_names: set[str | None] = set()
     for name in program.executions:
         for operation in program.computations[name]:
-            is_again = name in recomputed_names or _RECOMPUTED_SCOPE in operation.attributes
-            if is_again and operation.kind in ("while", "call", "conditional"):
+            is_recomputed = name in recomputed_names or _RECOMPUTED_SCOPE in operation.attributes
+            if is_recomputed and operation.kind in ("while", "call", "conditional"):
                 recomputed_names |= {
                     operation.read_attribute("body"),
                     operation.read_attribute("condition"),
@@ -421,12 +448,12 @@ def recomputed_share(program: Program) -> float | None:
     weights = {False: 0.0, True: 0.0}
     has_cycles = any(operation.cycles for operation, _ in program.scheduled_operations())
     for name, times in program.executions.items():
-        computation, is_again = program.computations[name], name in recomputed_names
+        computation, is_recomputed = program.computations[name], name in recomputed_names
         for operation in computation:
             products = matrix_products(program, operation, computation)
             rows = [(operation, operation.cycles)] if has_cycles else products
             for row, cost in rows:
-                weights[is_again or _RECOMPUTED_SCOPE in row.attributes] += cost * times
+                weights[is_recomputed or _RECOMPUTED_SCOPE in row.attributes] += cost * times
     total = sum(weights.values())
     return weights[True] / total if total else None
 
@@ -434,69 +461,69 @@ def recomputed_share(program: Program) -> float | None:
 # --- measurements ---------------------------------------------------------------------------------
 
 _WARMUP_RUNS, _MIN_RUNS = 2, 5
-# Duration of a measurement; _MIN_RUNS may take longer.
-_MEASURE_S = 2.0
+# Duration of a measurement, unless _MIN_RUNS take longer.
+_MEASUREMENT_S = 2.0
 # Side of the matrices of a product.
 _MATRIX_SIDE = 512
-# Elements of one pass, more than fit into a core's own caches.
+# Elements of an array that does not fit into the caches of a core.
 _PASS_ELEMENTS = 2**21
 
 
 def measure_step_s(step: Step, batch: Batch) -> float:
-    """Return the median time of a train step, compiled for this shape, on rows of zeros."""
+    """Return the median time of a compiled train step, on zeros with the shapes of `batch`."""
     # The weights are one, because a step without weight changes nothing.
     rows = {
-        name: (np.ones if name == "weight" else np.zeros)(like.shape, like.dtype)
-        for name, like in batch.items()
+        name: (np.ones if name == "weight" else np.zeros)(leaf.shape, leaf.dtype)
+        for name, leaf in batch.items()
     }
-    placed, state = step.put_batch(rows), step.init_state()
+    device_batch, state = step.put_batch(rows), step.init_state()
 
     def run_step() -> Any:
         nonlocal state
-        state, metrics = step.train(state, placed)
+        state, metrics = step.train(state, device_batch)
         return state, metrics
 
-    return _median_s(run_step, _MEASURE_S)
+    return _median_s(run_step, _MEASUREMENT_S)
 
 
 def measure_rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
     """Measure the rates of each device while all devices are busy.
 
-    Measures the FLOP/s of products in `dtype`, the bandwidth of a pass over float32, and the
-    seconds of a tiny operation and of a tiny collective. Devices that share cores, as those of a
-    CPU do, share these rates.
+    These are the FLOP/s of matrix products in `dtype`, the bandwidth of a pass over a float32
+    array, and the seconds of a tiny operation and of a tiny collective. Devices that share cores,
+    such as those of a CPU, share the rates.
     """
     mesh, split = Mesh(np.array(devices), ("devices",)), PartitionSpec("devices")
 
-    def turn_s(
-        body: Callable[[Array], Array], turns: int, *shape: int, dtype: Any = np.float32
+    def measure_s(
+        body: Callable[[Array], Array], iterations: int, *shape: int, dtype: Any = np.float32
     ) -> float:
         """Return the seconds of one iteration of `body` on arrays of this shape."""
-        loop: Any = partial(jax.lax.fori_loop, 0, turns, lambda _, array: body(array))
+        loop: Any = partial(jax.lax.fori_loop, 0, iterations, lambda _, array: body(array))
         run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=split, out_specs=split))
         array = np.zeros((len(devices) * shape[0], *shape[1:]), dtype)
-        placed = jax.device_put(array, NamedSharding(mesh, split))
-        return _median_s(partial(run, placed), _MEASURE_S / 4) / turns
+        device_array = jax.device_put(array, NamedSharding(mesh, split))
+        return _median_s(partial(run, device_array), _MEASUREMENT_S / 4) / iterations
 
     def pass_over(array: Array) -> Array:
         return 2 * array + 1
 
     ring = [(index, (index + 1) % len(devices)) for index in range(len(devices))]
     side = _MATRIX_SIDE
-    product_s = turn_s(lambda array: array @ array, 8, side, side, dtype=dtype)
+    product_s = measure_s(lambda array: array @ array, 8, side, side, dtype=dtype)
     return Rates(
         flops_per_s=2 * side**3 / product_s,
-        bytes_per_s=2 * _PASS_ELEMENTS * 4 / turn_s(pass_over, 2, _PASS_ELEMENTS),
-        start_s=turn_s(pass_over, 256, 1),
-        meeting_s=turn_s(lambda array: jax.lax.ppermute(array, "devices", ring), 32, 1),
+        bytes_per_s=2 * _PASS_ELEMENTS * 4 / measure_s(pass_over, 2, _PASS_ELEMENTS),
+        start_s=measure_s(pass_over, 256, 1),
+        meeting_s=measure_s(lambda array: jax.lax.ppermute(array, "devices", ring), 32, 1),
     )
 
 
 def _median_s(run: Callable[[], Any], min_duration_s: float) -> float:
     times: list[float] = []
-    began = time.monotonic()
-    while len(times) < _WARMUP_RUNS + _MIN_RUNS or time.monotonic() - began < min_duration_s:
-        started = time.perf_counter()
+    end_s = time.monotonic() + min_duration_s
+    while len(times) < _WARMUP_RUNS + _MIN_RUNS or time.monotonic() < end_s:
+        start_s = time.perf_counter()
         jax.block_until_ready(run())
-        times.append(time.perf_counter() - started)
+        times.append(time.perf_counter() - start_s)
     return statistics.median(times[_WARMUP_RUNS:])

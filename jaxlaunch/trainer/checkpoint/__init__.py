@@ -1,1 +1,1 @@
-"""Save and restore checkpoints through Orbax."""
+"""Save and restore checkpoints with Orbax."""

@@ -1,9 +1,9 @@
-"""Saving and loading of the state's arrays and meta with Orbax.
+"""Saves and loads the arrays and the meta of one step with Orbax.
 
-This module uses Orbax's AsyncCheckpointer, not its CheckpointManager. On every save the manager
-polls JAX's preemption service with the step as the count, and again from a background thread of
-process 0 alone. We poll that service with our own count, and a count that jumps on one rank can put
-the agreed stop where that rank never arrives. The files are the same:
+This module uses Orbax's AsyncCheckpointer and not its CheckpointManager. On every save the manager
+polls JAX's preemption service with the step as the count, and polls it again in a background thread
+of process 0 only. The loop polls that service with its own count. If the count of one rank jumps,
+the ranks may agree to stop at a count that this rank never reaches. The files have the same format:
 `CheckpointManager(path).restore(step)` reads them.
 """
 
@@ -35,7 +35,7 @@ STATE, META = "state", "meta"
 S3_SCHEME = "s3://"
 # Shape and dtype.
 Leaf = tuple[tuple[int, ...], str]
-# Orbax's threads log these messages, with tracebacks, for an error that `wait` raises.
+# Orbax's threads log these messages, with tracebacks, for an error that `wait` raises anyway.
 DUPLICATE_LOG = re.compile(
     r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)"
 )
@@ -43,7 +43,7 @@ logging.getLogger("absl").addFilter(lambda record: not DUPLICATE_LOG.match(recor
 
 
 class ArrayCheckpointer:
-    """Saves and loads a nested dict of named jax.Arrays, by all processes together."""
+    """Saves and loads nested dicts of jax.Arrays. All processes must call each method."""
 
     def __init__(self, root: epath.Path) -> None:
         enable_s3()
@@ -60,12 +60,15 @@ class ArrayCheckpointer:
         )
 
     def save(self, folder: epath.Path, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Start to write; return when the arrays are copied. Raises ValueError if it exists."""
+        """Start to write a step, and return when the arrays are copied to the host.
+
+        Raises ValueError if the folder exists.
+        """
         args = {STATE: ocp.args.StandardSave(tree), META: ocp.args.JsonSave(dict(meta))}
         self._checkpointer.save(folder, args=ocp.args.Composite(**args))
 
     def wait(self) -> None:
-        """Wait until Orbax has renamed the last save. Raises the save's error, of any type."""
+        """Wait until Orbax has finished the last save. Raises the save's error, of any type."""
         self._checkpointer.wait_until_finished()
 
     def find_difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
@@ -78,16 +81,20 @@ class ArrayCheckpointer:
     def load(
         self, folder: epath.Path, abstract: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Load state and meta, sharded as in `abstract`. One process may fail alone."""
+        """Load the state, sharded as in `abstract`, and the meta.
+
+        An exception may be raised on some processes only.
+        """
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
         return items[STATE], items[META]
 
     def probe(self, folder: epath.Path, index: int, count: int) -> None:
-        """Read the share of process `index` of `count` of the arrays. Raises as tensorstore.
+        """Read all stored arrays once, divided among `count` processes, to find unreadable ones.
 
-        This is called before Orbax loads a step without a manifest: a failing Orbax restore leaves
-        dozens of callbacks to a closed event loop, each with its own traceback.
+        This is called before Orbax loads a step without a manifest, because a failing restore of
+        Orbax leaves dozens of callbacks to a closed event loop, each with its own traceback. Raises
+        the exceptions of tensorstore.
         """
         path = os.fspath(folder / STATE)
         base: Any = path if is_remote(folder) else f"file://{path}"
@@ -105,7 +112,10 @@ class ArrayCheckpointer:
 
 
 class _MarkedFolder:
-    """A folder that is created with our mark. Orbax's `create` would remove an existing folder."""
+    """A temporary folder of Orbax that is created with our mark, and never replaces another.
+
+    Orbax's own `create` would remove an existing folder.
+    """
 
     _tmp_path: epath.Path
     _checkpoint_metadata_store: Any
@@ -129,7 +139,7 @@ class _InPlaceFolder(_MarkedFolder, ocp.path.atomicity.CommitFileTemporaryPath):
 
 
 def read_shapes(folder: epath.Path) -> dict[str, Any]:
-    """Read the metadata of the saved arrays as a nested dict. Raises as Orbax."""
+    """Read the metadata of the saved arrays as a nested dict. Raises the exceptions of Orbax."""
     enable_s3()
     result: dict[str, Any] = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
     return result
@@ -142,7 +152,7 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
 
 
 def load_array(folder: epath.Path, part: str, name: str) -> Any:
-    """Read only the array `name` of a part of the state to the host. Raises as Orbax."""
+    """Read one array of a part of the state to the host. Raises the exceptions of Orbax."""
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     args = ocp.args.PyTreeRestore(
         item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True
@@ -151,7 +161,10 @@ def load_array(folder: epath.Path, part: str, name: str) -> Any:
 
 
 def leaf_specs(tree: Any) -> dict[str, Leaf]:
-    """Return the shape and dtype of every array of a tree, by path. Random keys are numbers."""
+    """Return the shape and dtype of every array of a tree, by path.
+
+    Random keys are described by the arrays of numbers that a checkpoint holds for them.
+    """
     specs = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -177,7 +190,7 @@ def describe_first_difference(
 
 
 def enable_s3() -> None:
-    """Make Orbax build its storage specifications for s3://, too. It may be called repeatedly."""
+    """Patch Orbax, once, so that it also builds tensorstore specifications for s3:// URLs."""
     if gcs_utils.get_kvstore_for_gcs.__module__ == __name__:
         return
 
@@ -195,7 +208,7 @@ def enable_s3() -> None:
 
 
 def s3_kvstore_spec(url: str) -> dict[str, Any]:
-    """Return tensorstore's specification of s3://bucket/name, by the AWS variables."""
+    """Return tensorstore's specification of s3://bucket/name, with the AWS_* variables."""
     bucket, _, name = url.removeprefix(S3_SCHEME).partition("/")
     spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": name}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

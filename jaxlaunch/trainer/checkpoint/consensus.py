@@ -1,4 +1,4 @@
-"""Agreement of a gang's processes on a checkpoint: the same values and the same errors.
+"""Agreement of all processes on values and errors, so that all take the same decision.
 
 The functions are collectives: every process calls them in the same order, from its main thread.
 """
@@ -18,8 +18,8 @@ from jax.experimental import multihost_utils
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import CheckpointError, DataError, StorageError
 
-# Most messages fit into one block. The bytes beyond it are sent as a second message, padded to a
-# multiple of it.
+# Most messages fit into one block. The remaining bytes of a longer one are sent as a second
+# message, padded to a multiple of the block.
 BLOCK_BYTES = 4096
 # The first bytes of the first message hold the size of the value.
 HEADER_BYTES = 8
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def gather_values(value: T) -> list[T]:
-    """Gather the JSON `value` of every process, by process index, on every process."""
+    """Return the JSON values of all processes, by process index, on every process."""
     if jax.process_count() == 1:
         return [value]
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -49,15 +49,15 @@ def gather_values(value: T) -> list[T]:
 
 
 def _all_gather(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Gather the array [n] of every process, by process index: [processes, n]."""
+    """Gather an array [n] of every process to [processes, n]."""
     return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, array.size)
 
 
 def run_on_primary(function: Callable[[], T]) -> T:
     """Return the JSON result of `function` on process 0, or raise its error, on every process.
 
-    An exception of a disk or an object store becomes a StorageError, because the other processes
-    wait for an answer.
+    An exception of a disk or an object store becomes a StorageError, which every process raises.
+    Any other exception is raised by process 0 only.
     """
     answer: dict[str, Any] = {}
     if jax.process_index() == 0:
@@ -79,10 +79,10 @@ def run_on_primary(function: Callable[[], T]) -> T:
 
 
 def check_same_data(fingerprints: Mapping[str, str]) -> None:
-    """Raise DataError on every process if one would read other data than process 0.
+    """Raise DataError on every process if a process would read other data than process 0.
 
-    A folder that is not shared may hold other files on each host, or rows that another version of a
-    package made.
+    This happens if hosts have different files in a folder that they do not share, or different
+    versions of a package that makes the examples.
     """
     text = json.dumps(fingerprints, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()

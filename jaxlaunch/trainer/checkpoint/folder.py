@@ -1,9 +1,9 @@
-"""The folder of a run's checkpoints: which children are steps, and which are of others.
+"""The folder of a run's checkpoints: which of its children are our steps, and which are foreign.
 
-A folder that is named like a step may belong to another program: the trials of a sweep are
-numbered, too. Therefore the first file of a step is a mark, written before Orbax's files, and
-nothing is removed without it or a manifest. Even in a marked folder only the files of a save are
-removed; all others stay.
+A folder that is named like a step may belong to another program; the trials of a sweep are
+numbered, too. Therefore a save writes a mark as the first file of a step, before Orbax's files, and
+a folder without a mark or a manifest is never removed. Even in a folder with one, only the files of
+a save are removed, and all others remain.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from jaxlaunch.trainer.checkpoint.manifest import (
     is_remote,
     map_files,
 )
-from jaxlaunch.trainer.checkpoint.owner import OWNER_FILE as OWNER
+from jaxlaunch.trainer.checkpoint.owner import OWNER_FILE
 from jaxlaunch.trainer.checkpoint.storage import retry_storage
 from jaxlaunch.trainer.errors import CheckpointError, list_first
 
 MARK_FILE = "jaxlaunch.begun.json"
-# Orbax's own mark. On object stores, which have no rename, it completes a save.
+# The file with which Orbax completes a save on an object store, which has no rename.
 COMMITTED_FILE = "commit_success.txt"
 # Orbax's suffix for the name of an unfinished folder on a file system.
 UNFINISHED_SUFFIX = ".orbax-checkpoint-tmp"
 UNFINISHED_NAME = re.compile(rf"(0|[1-9][0-9]*){re.escape(UNFINISHED_SUFFIX)}(-[0-9]+)?")
-# Orbax's file on a step.
+# Orbax's file with metadata of a step.
 METADATA_FILE = "_CHECKPOINT_METADATA"
 # The names that a save writes into a step's folder.
 SAVED_NAMES = (MARK_FILE, "state", "meta", METADATA_FILE, COMMITTED_FILE)
-# Where the processes leave their digests for process 0 to collect.
+# The folder in which the processes write their digests, which process 0 collects.
 DIGESTS_FOLDER = "jaxlaunch.digests"
 DIGESTS_NAME = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.[0-9a-f]{16}\.tmp)?")
 # A step that failed verification.
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class CheckpointFolder:
-    """The folder at `path`. Its methods raise the exceptions of storage."""
+    """A folder of checkpoints. The methods raise the exceptions of storage."""
 
     def __init__(self, path: str) -> None:
         folder = epath.Path(path)
@@ -63,27 +63,30 @@ class CheckpointFolder:
         return self.path / str(step)
 
     def digests_file(self, nonce: str, step: int, process: int) -> epath.Path:
-        """Return the file of a process's digests. The nonce distinguishes the attempts."""
+        """Return the file of a process's digests. Each attempt has another nonce."""
         return self.path / DIGESTS_FOLDER / f"{nonce}.{step}.{process}.json"
 
     def read_with_retries(self, operation: Callable[[], T], step: int | None = None) -> T:
-        """Call `operation`, which reads the folder or a step, with retries. Raises StorageError."""
+        """Call `operation`, which reads the folder or a step, and retry it if storage fails.
+
+        Raises StorageError if it fails every time.
+        """
         if step is None:
             return retry_storage(f"reading {self.path}", operation, OSError)
         return retry_storage(f"reading step {step} of {self.path}", operation)
 
     def clear_unfinished(self) -> list[str]:
-        """Remove unfinished saves. Return the children named like steps that no run saved."""
+        """Remove unfinished saves. Return the foreign names that remain in the place of steps."""
         foreign = []
         for child in sorted(self.path.iterdir()):
             is_unfinished = UNFINISHED_NAME.fullmatch(child.name) is not None
             if not (is_unfinished or STEP_NAME.fullmatch(child.name)) or not child.is_dir():
                 continue
-            may_be_new = is_unfinished and not is_remote(child)
+            may_lack_mark = is_unfinished and not is_remote(child)
             if _is_unfinished(child):
                 foreign += [f"{child.name}/{name}" for name in remove_step(child)]
-            elif may_be_new and set(manifest.list_files(child)) <= {MARK_FILE}:
-                # The process was killed while it wrote the mark.
+            elif may_lack_mark and set(manifest.list_files(child)) <= {MARK_FILE}:
+                # The process was killed before the mark was complete.
                 (child / MARK_FILE).unlink(missing_ok=True)
                 _remove_empty_folders(child)
             elif not _is_step(child) and not _is_empty(child):
@@ -94,8 +97,8 @@ class CheckpointFolder:
                     file.unlink()
         return foreign
 
-    def step_owners(self) -> dict[int, bool]:
-        """Return for each child that is named like a step whether it is ours or an empty folder."""
+    def step_ownership(self) -> dict[int, bool]:
+        """Return, for each child that is named like a step, whether it is ours or empty."""
         return {
             int(child.name): _is_ours(child) or _is_empty(child)
             for child in self.path.iterdir()
@@ -103,8 +106,9 @@ class CheckpointFolder:
         }
 
     def foreign_steps(self) -> list[tuple[int, str]]:
-        """Return the steps whose place a foreign file or unfinished save has, and its name."""
-        foreign = [(step, f"{step}") for step, is_ours in self.step_owners().items() if not is_ours]
+        """Return (step, name) for each foreign child that would block a save of this step."""
+        ownership = self.step_ownership()
+        foreign = [(step, f"{step}") for step, is_ours in ownership.items() if not is_ours]
         if not is_remote(self.path):
             for name in (child.name for child in self.path.iterdir()):
                 if UNFINISHED_NAME.fullmatch(name) and name.endswith(UNFINISHED_SUFFIX):
@@ -112,16 +116,18 @@ class CheckpointFolder:
         return sorted(foreign)
 
     def blocking_names(self, step: int) -> list[str]:
-        """Return the names of files in the place of a step that is to be saved."""
+        """Return the names of the children that block a save of this step."""
         unfinished = self.path / f"{step}{UNFINISHED_SUFFIX}"
         if unfinished.exists() and _has_mark(unfinished):
-            # It belongs to a failed save of this process.
+            # A save of this process failed and left the folder behind.
             remove_step(unfinished)
-        candidates = [self.step_folder(step), unfinished][: 1 if is_remote(self.path) else 2]
-        return [path.name for path in candidates if path.exists()]
+        paths = [self.step_folder(step)]
+        if not is_remote(self.path):
+            paths.append(unfinished)
+        return [path.name for path in paths if path.exists()]
 
     def blocking_error(self, names: list[str]) -> CheckpointError:
-        """Return the error for names in the place of steps."""
+        """Return the error for children that block the save of a step."""
         return CheckpointError(
             f"{self.path} holds {list_first(names)}, which no run saved, in the place of "
             "checkpoints that this run is to save; move that elsewhere, or set checkpoint.path to "
@@ -129,10 +135,10 @@ class CheckpointFolder:
         )
 
     def list_steps(self) -> tuple[list[int], list[str]]:
-        """Return the steps in the folder, also damaged ones, and the names of other files."""
+        """Return the steps in the folder, including damaged ones, and the names of other files."""
         steps, foreign = [], []
         saved_names = (saved_files.INPUTS_FILE, saved_files.TOKENIZER_FOLDER)
-        own_names = (".", OWNER, DIGESTS_FOLDER, *saved_names)
+        own_names = (".", OWNER_FILE, DIGESTS_FOLDER, *saved_names)
         for child in sorted(self.path.iterdir()):
             if STEP_NAME.fullmatch(child.name):
                 if not child.is_dir() or _is_step(child) or _is_empty(child):
@@ -154,10 +160,10 @@ class CheckpointFolder:
     def set_aside(self, step: int) -> str:
         """Rename a damaged step; return its new name."""
         folder = self.step_folder(step)
-        folders = (self.path / f"{step}.bad-{n}" for n in range(1, 1000))
-        new_folder: epath.Path = next(path for path in folders if not path.exists())
+        new_folders = (self.path / f"{step}.bad-{number}" for number in range(1, 1000))
+        new_folder: epath.Path = next(path for path in new_folders if not path.exists())
         if is_remote(folder):
-            # An object store has no rename, and s3fs and gcsfs differ in theirs.
+            # Object stores have no rename, and s3fs and gcsfs emulate it differently.
             names = manifest.list_files(folder, include_manifest=True)
             map_files(lambda name: (folder / name).copy(new_folder / name), names)
             map_files(lambda name: (folder / name).unlink(missing_ok=True), names)
@@ -167,7 +173,7 @@ class CheckpointFolder:
 
 
 def begin_step(folder: epath.Path) -> None:
-    """Create the folder of a step and write the mark first. Raises FileExistsError."""
+    """Create the folder of a step with its mark. Raises FileExistsError."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists already")
     folder.mkdir(parents=True)
@@ -175,7 +181,7 @@ def begin_step(folder: epath.Path) -> None:
 
 
 def remove_step(folder: epath.Path) -> list[str]:
-    """Remove a step, its manifest last. Return the files that no save wrote."""
+    """Remove the files of a save, the manifest last. Return the names of all other files."""
     try:
         step_manifest = manifest.read_manifest(folder)
     except DamagedManifestError:
@@ -189,7 +195,7 @@ def remove_step(folder: epath.Path) -> list[str]:
     removed = [name for name in names if name in own_names - {MARK_FILE}]
     map_files(lambda name: (folder / name).unlink(missing_ok=True), removed)
     drafts = filter(manifest.is_draft, manifest.list_files(folder, include_manifest=True))
-    # A partial removal is noticed by the manifest.
+    # As long as the manifest exists, a partial removal is noticed.
     for name in (*drafts, MARK_FILE, manifest.MANIFEST_FILE):
         (folder / name).unlink(missing_ok=True)
     if not is_remote(folder):
@@ -202,7 +208,7 @@ def _mark_content(folder: epath.Path) -> dict[str, int]:
 
 
 def _has_mark(folder: epath.Path) -> bool:
-    """Return whether the folder has the mark for its step, not one copied from another step."""
+    """Return whether the folder has the mark of its own step, and not a copy of another's."""
     try:
         mark = json.loads(manifest.read_small_file(folder / MARK_FILE))
     except (FileNotFoundError, NotADirectoryError, NotAFileError, ValueError, RecursionError):
@@ -211,20 +217,20 @@ def _has_mark(folder: epath.Path) -> bool:
 
 
 def _is_ours(folder: epath.Path) -> bool:
-    """Return whether this product finished or began this step."""
+    """Return whether jaxlaunch began or finished this step."""
     return (folder / manifest.MANIFEST_FILE).exists() or _has_mark(folder)
 
 
 def _is_step(folder: epath.Path) -> bool:
-    """Return whether this product or Orbax finished this step, so that it may be restorable."""
+    """Return whether jaxlaunch or Orbax wrote this step, so that it may be restorable."""
     return _is_ours(folder) or (folder / COMMITTED_FILE).exists()
 
 
 def _is_unfinished(folder: epath.Path) -> bool:
-    """Return whether this is a step that this product began and Orbax did not end."""
+    """Return whether jaxlaunch began this step and Orbax did not finish it."""
     if UNFINISHED_NAME.fullmatch(folder.name):
         return _has_mark(folder)
-    # On a file system the final name is given by a rename at the end.
+    # On a file system a folder gets its final name at the end.
     final_names = (manifest.MANIFEST_FILE, COMMITTED_FILE)
     is_finished = not is_remote(folder) or any((folder / name).exists() for name in final_names)
     return not is_finished and _has_mark(folder)
@@ -235,8 +241,8 @@ def _is_empty(folder: epath.Path) -> bool:
 
 
 def _remove_empty_folders(folder: epath.Path) -> None:
-    """Remove the folders below and including `folder` that hold no file."""
+    """Remove `folder` and the folders below it, as far as they hold no files."""
     for parent, _, _ in os.walk(folder, topdown=False):
-        # A folder that is not empty stays.
+        # The system refuses to remove a folder that is not empty.
         with contextlib.suppress(OSError):
             os.rmdir(parent)

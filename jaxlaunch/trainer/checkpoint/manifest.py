@@ -1,13 +1,13 @@
 """The manifest of a step: the size and digest of every file in its folder.
 
-Orbax keeps no digest: one flipped byte restores without an error to other weights (measured on
-0.12.8). Therefore the last file of a step is this manifest, with the sizes and digests of all
-others and its own digest. It is the commit mark, the same on POSIX, gs:// and s3://: a step without
-it was not finished.
+Orbax stores no digests: after one flipped byte it restores other weights without an error (measured
+on 0.12.8). Therefore the last file of a step is this manifest, with the sizes and digests of all
+other files and with its own digest. The manifest also commits the step: on POSIX, gs:// and s3://,
+a step without one was not finished.
 
-SHA-256 rather than CRC-32C: it is in the standard library, reads 1.5 GB/s a core without holding
-the interpreter lock, faster than most storage, and detects a replaced file as surely as a damaged
-one.
+The digest is SHA-256 and not CRC-32C, because SHA-256 is in the standard library, reads 1.5 GB/s
+per core without the GIL, which is faster than most storage, and detects replaced files as reliably
+as damaged ones.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ MANIFEST_FILE = contract.MANIFEST
 # The name of a step's folder.
 STEP_NAME = re.compile(r"0|[1-9][0-9]*")
 FORMAT_VERSION = 1
-# Bytes of a read.
+# Bytes that one read returns.
 CHUNK_BYTES = 1 << 20
-# The longest path of a file below a step and the longest part of it. Linux's NAME_MAX is 255 bytes.
+# Limits of a path below a step, and of each of its parts. Linux's NAME_MAX is 255 bytes.
 LONGEST_PATH, LONGEST_NAME = 1024, 255
-# Bytes of a manifest of half a million files.
+# The size of a manifest of half a million files.
 MAX_SMALL_BYTES = 64 << 20
-# The loop and the data use the other half of the host.
+# Half of the processors; the loop and the data pipeline use the others.
 READ_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
-# The exceptions of json and of reading fields of its result.
+# The exceptions of decoding JSON that may be damaged, and of reading its fields.
 JSON_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 K = TypeVar("K")
 T = TypeVar("T")
@@ -79,8 +79,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Decode a manifest. Raises Damaged unless `data` is exactly what `to_bytes` writes."""
-        """Decode a manifest. Raises DamagedManifestError unless `to_bytes` wrote `data`."""
+        """Decode a manifest. Raises DamagedManifestError unless `to_bytes` returned `data`."""
         try:
             body = json.loads(data)["manifest"]
             files = {
@@ -90,9 +89,9 @@ class Manifest:
             manifest = cls(int(body["step"]), str(body["uid"]), files)
         except JSON_ERRORS as error:
             raise DamagedManifestError(f"{MANIFEST_FILE} cannot be read ({error})") from None
-        if outside := [name for name in files if not _is_relative_path(name)]:
+        if wrong_names := [name for name in files if not _is_relative_path(name)]:
             raise DamagedManifestError(
-                f"{MANIFEST_FILE} names {outside[0][:LONGEST_NAME]!r}, which is not a file of "
+                f"{MANIFEST_FILE} names {wrong_names[0][:LONGEST_NAME]!r}, which is not a file of "
                 "this folder"
             )
         if manifest.to_bytes() != data:
@@ -101,7 +100,7 @@ class Manifest:
 
 
 def _is_relative_path(name: str) -> bool:
-    """Return whether this is a valid relative path of a file in a folder."""
+    """Return whether a name in a manifest is a path that stays inside the folder."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
@@ -115,7 +114,7 @@ def _to_json(value: object) -> bytes:
 
 
 def write_manifest(folder: epath.Path, manifest: Manifest) -> None:
-    """Commit a step: a folder with a manifest is a finished checkpoint. Raises OSError."""
+    """Write the manifest, which commits the step. Raises OSError."""
     replace_file(folder / MANIFEST_FILE, manifest.to_bytes())
 
 
@@ -147,7 +146,7 @@ def open_file(path: epath.Path) -> BinaryIO:
 
 
 def read_small_file(path: epath.Path) -> bytes:
-    """Read a small file of ours. Raises OSError, NotAFileError if it is too large."""
+    """Read a file of at most MAX_SMALL_BYTES. Raises OSError; NotAFileError if it is larger."""
     with open_file(path) as file:
         data = file.read(MAX_SMALL_BYTES + 1)
     if len(data) > MAX_SMALL_BYTES:
@@ -163,29 +162,35 @@ def committed_steps(folder: epath.Path) -> list[int]:
 
 
 def list_files(folder: epath.Path, include_manifest: bool = False) -> list[str]:
-    """Return the sorted relative paths of all files below `folder`, on request the manifest."""
+    """Return the sorted relative paths of all files below `folder`.
+
+    The manifest and its drafts are only included if `include_manifest` is set.
+    """
     if is_remote(folder):
-        # The walk of etils calls a method that s3fs lacks.
+        # The `walk` of etils calls a method that s3fs does not have.
         names = remote.list_names(os.fspath(folder))
         return [name for name in names if include_manifest or name != MANIFEST_FILE]
     names, root = [], ""
     for parent, _, files in folder.walk():
-        # The first parent is the folder as the file system spells it, with its scheme or without.
+        # The first parent is `folder`, in the spelling of the file system.
         root = root or os.fspath(parent)
-        below = os.fspath(parent)[len(root) :].strip("/")
-        names += [f"{below}/{name}" if below else name for name in files]
+        subfolder = os.fspath(parent)[len(root) :].strip("/")
+        names += [f"{subfolder}/{name}" if subfolder else name for name in files]
     if not include_manifest:
         names = [name for name in names if name != MANIFEST_FILE and not is_draft(name)]
     return sorted(names)
 
 
 def is_draft(name: str) -> bool:
-    """Return whether a file is a manifest that a process was writing when it was killed."""
+    """Return whether a file is a draft of a manifest, which a killed process leaves behind."""
     return name.startswith(f"{MANIFEST_FILE}.") and name.endswith(atomic_file.DRAFT_SUFFIX)
 
 
 def digest_file(path: epath.Path, expected_bytes: int | None = None) -> FileDigest:
-    """Digest a file. Raises OSError. A file that is not of `expected_bytes` is not read."""
+    """Digest a file. A local file of another size than `expected_bytes` is not read.
+
+    Raises OSError.
+    """
     sha256, size = hashlib.sha256(), 0
     with open_file(path) as file:
         if expected_bytes is not None and not is_remote(path):
@@ -204,14 +209,14 @@ def digest_files(folder: epath.Path, names: Iterable[str]) -> dict[str, FileDige
 
 
 def files_of_process(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
-    """Return the files that process `index` of `count` reads, about as many bytes as others."""
+    """Return the files that process `index` of `count` reads, an about equal share of the bytes."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[index::count]
 
 
 def find_damage(
     folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1
 ) -> list[str]:
-    """Describe the missing or changed files among those of process `index`. Raises OSError."""
+    """Describe each missing or changed file among those of process `index`. Raises OSError."""
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     names = files_of_process(sizes, index, count)
     damages = map_files(lambda name: _describe_damage(folder, name, manifest.files[name]), names)
@@ -237,7 +242,7 @@ def _describe_damage(folder: epath.Path, name: str, entry: FileDigest) -> str:
 
 
 def map_files(operation: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
-    """Call `operation` for every name in several threads. It waits on storage without the GIL."""
+    """Return `operation(name)` for every name, computed in several threads."""
     with concurrent.futures.ThreadPoolExecutor(READ_THREADS, "digest") as threads:
         return dict(zip(names, threads.map(operation, names), strict=True))
 
@@ -251,5 +256,5 @@ def replace_file(path: epath.Path, data: bytes) -> None:
 
 
 def is_remote(path: epath.Path) -> bool:
-    """Return whether `path` names an object store, without rename and with atomic puts."""
+    """Return whether `path` is in an object store, which has atomic writes but no rename."""
     return "://" in os.fspath(path)

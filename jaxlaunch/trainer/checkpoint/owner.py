@@ -1,9 +1,9 @@
-"""The owner of a checkpoint folder: the run in `jaxlaunch.owner.json`, which renews it.
+"""The owner of a checkpoint folder: the run in `jaxlaunch.owner.json`, which renews its claim.
 
-Two runs that save into one folder damage each other's checkpoints. The file guards against that
-mistake, but it is not a lock: if two runs claim at the same moment, both continue, and the one that
-wrote first notices before its next manifest and stops. Times are those of the writers' clocks,
-which must agree to within 50 s.
+Two runs that save into one folder damage each other's checkpoints. The owner file prevents this
+mistake, but it is not a lock. If two runs claim a folder at the same moment, both continue, and the
+one that wrote first notices this before its next manifest and stops. Each run writes times of its
+own clock, and the clocks of all hosts must agree to within 50 s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxlaunch.trainer.errors import CheckpointError
 
 OWNER_FILE = "jaxlaunch.owner.json"
 RENEW_S = 10.0
-# An owner that has missed five renewals has lost its storage, too.
+# An owner that could not renew its claim for this long cannot save checkpoints either.
 STALE_S = 60.0
 
 
@@ -38,12 +38,16 @@ STALE_S = 60.0
 class Identity:
     """One process of one run, distinct from every other process that ever ran.
 
+    The field names are those of the owner file.
+
     Attributes:
-        uid: The identity of the run, equal across its restarts.
-        boot: The boot of the kernel.
-        pids: The PID namespace. Each container of a host has its own PID 1.
-        started: Clock ticks since boot, which distinguish a process from a later one with the same
-            PID.
+        uid: The identity of the run, equal in all of its attempts.
+        host: The name of the host.
+        boot: The boot ID of the kernel.
+        pids: The PID namespace. Each container on a host has its own PID 1.
+        pid: The process ID in this namespace.
+        started: The start time in clock ticks since boot, which distinguishes the process from a
+            later one with the same PID; 0 if unknown.
     """
 
     uid: str
@@ -66,8 +70,8 @@ class Identity:
 
     def is_running(self) -> bool | None:
         """Return whether this process still runs; None on another host or in another namespace."""
-        here = socket.gethostname(), _boot_id(), _pid_namespace()
-        if (self.host, self.boot, self.pids) != here:
+        this_system = socket.gethostname(), _boot_id(), _pid_namespace()
+        if (self.host, self.boot, self.pids) != this_system:
             return None
         started = _start_ticks(self.pid)
         if started is None:
@@ -97,8 +101,7 @@ def _start_ticks(pid: int) -> int | None:
     except (ProcessLookupError, OverflowError):
         return None
     except (FileNotFoundError, PermissionError):
-        # The process belongs to another user, or the system has no /proc. It runs, but nothing more
-        # is known.
+        # The process runs, but it belongs to another user, or the system has no /proc.
         return 0
     state, *fields = stat[stat.rindex(")") + 2 :].split()
     # A zombie has ended. proc_pid_stat(5): starttime is field 22.
@@ -107,7 +110,10 @@ def _start_ticks(pid: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """The owner in the owner file, and when it last renewed its claim, by its own clock."""
+    """The content of the owner file: the owner, and when it last renewed its claim.
+
+    `renewed` is the Unix time of the owner's clock.
+    """
 
     owner: Identity
     renewed: float
@@ -119,7 +125,7 @@ class Claim:
 
     @classmethod
     def read(cls, path: epath.Path) -> Claim | None:
-        """Read the claim from its file; None without one. Raises CheckpointError for damage."""
+        """Read the claim from its file; None without one. Raises CheckpointError if damaged."""
         try:
             fields = json.loads(read_small_file(path))
             renewed = float(fields.pop("renewed"))
@@ -134,7 +140,7 @@ class Claim:
 
 
 class Owner:
-    """This process's claim on a checkpoint folder, renewed by a thread, stale after STALE_S."""
+    """This process's claim on a checkpoint folder, which a thread renews."""
 
     def __init__(
         self,
@@ -143,7 +149,7 @@ class Owner:
         renew_s: float = RENEW_S,
         on_renewed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare a claim. The thread calls `on_renewed` after each try to renew it."""
+        """Prepare a claim. The thread calls `on_renewed` after each attempt to renew it."""
         self._path, self._on_renewed = folder / OWNER_FILE, on_renewed
         self._identity = Identity.for_this_process(uid)
         self._renew_s = renew_s
@@ -154,15 +160,19 @@ class Owner:
         )
 
     def claim(self, take_over: bool = False) -> str:
-        """Claim the folder. Return a message on its last owner. Raises CheckpointError."""
+        """Claim the folder, and return a message if it had another owner, else "".
+
+        Raises CheckpointError if that owner may still be running, unless `take_over` is set.
+        """
         message = self._check_claim(take_over)
         replace_file(self._path, Claim(self._identity, time.time()).to_bytes())
-        # An earlier try may have started the thread.
+        # A failed claim is retried, and the thread may already run.
         if self._thread.ident is None:
             self._thread.start()
         return message
 
     def _check_claim(self, take_over: bool) -> str:
+        """Return the message of `claim`, or raise its CheckpointError."""
         folder = self._path.parent
         try:
             claim = Claim.read(self._path)
@@ -174,8 +184,8 @@ class Owner:
             return ""
         run = f"run {claim.owner.uid} (process {claim.owner.pid} on {claim.owner.host})"
         is_running = claim.owner.is_running()
-        # The owner is this run before a restart. If that process still runs, its next check stops
-        # it.
+        # The owner is an earlier attempt of this run. If it still runs, its next check of the
+        # ownership stops it.
         if claim.owner.uid == self._identity.uid:
             if not is_running:
                 return ""
@@ -195,7 +205,7 @@ class Owner:
         )
 
     def check_ownership(self) -> None:
-        """Raise CheckpointError if another process owns the folder now: this one must not write."""
+        """Raise CheckpointError if another process owns the folder, so that this one must stop."""
         claim = Claim.read(self._path)
         if claim is not None and claim.owner != self._identity:
             new_owner = f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}"
@@ -206,7 +216,7 @@ class Owner:
             )
 
     def release(self) -> None:
-        """Remove the claim, so that the next run need not wait, unless another process has it."""
+        """Remove the claim if this process still has it, so that the next run need not wait."""
         self._released.set()
         if not self._thread.is_alive():
             return
@@ -223,14 +233,14 @@ class Owner:
             self._on_renewed()
 
     def _renew_once(self) -> bool:
-        """Renew the claim. Return False if the folder was taken over, which stops the loop."""
+        """Renew the claim. Return False if another process took over the folder."""
         try:
             self.check_ownership()
             replace_file(self._path, Claim(self._identity, time.time()).to_bytes())
         except CheckpointError:
             return False
         except Exception as error:
-            # The renewal is tried again soon. A save to this storage fails with its own message.
+            # The next renewal may succeed, and a save reports a failing storage itself.
             if not faults.is_from_store(error):
                 raise
         return True

@@ -1,4 +1,4 @@
-"""Reading of a committed step, one array at a time, without owning the folder."""
+"""Reads a committed step one array at a time, for programs that do not own the folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from jaxlaunch.trainer.checkpoint.manifest import DamagedManifestError, is_remot
 from jaxlaunch.trainer.errors import CheckpointError, SpecError, StorageError, first_line
 from jaxlaunch.trainer.spec import Lora, Model
 
-# The name of the step that evaluated best.
+# Name of the best step, by `train.checkpoint.best`, in options and in a step's meta.
 BEST = "best"
 
 
 def find_step(
     path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print
 ) -> StoredStep:
-    """Return a step of the folder, by default its newest undamaged one. Note damaged newer ones.
+    """Return a step of the folder, by default the newest undamaged one, and note damaged ones.
 
-    Raises CheckpointError when there is no undamaged one, StorageError when storage fails.
+    Raises CheckpointError if there is no such step, StorageError if storage fails.
     """
     folder = epath.Path(path)
     if not is_remote(folder):
@@ -56,18 +56,19 @@ def find_step(
 
 
 def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
-    """Return the step that evaluated best, according to the newest readable step."""
+    """Return the best step according to the newest step with readable meta."""
     for step in reversed(steps):
         try:
             meta = arrays.read_meta(folder / str(step))
         except Exception:
             # Orbax has no exception type for unreadable data. `find_step` verifies the step.
             continue
-        recorded = [int(best) for best, _ in (meta.get(BEST) or {}).get("steps", [])]
-        if present := [best for best in recorded if best in steps]:
-            return present[0]
-        if recorded:
-            recorded_text, present_text = ", ".join(map(str, recorded)), ", ".join(map(str, steps))
+        best_steps = [int(best) for best, _ in (meta.get(BEST) or {}).get("steps", [])]
+        if present_steps := [best for best in best_steps if best in steps]:
+            return present_steps[0]
+        if best_steps:
+            recorded_text = ", ".join(map(str, best_steps))
+            present_text = ", ".join(map(str, steps))
             raise CheckpointError(
                 f"{path} records {recorded_text} as best, but holds no such step; name one: it "
                 f"holds {present_text}"
@@ -79,7 +80,7 @@ def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
 
 
 def _find_damage(folder: epath.Path, step: int) -> str:
-    """Describe the damage of a step; "" if every file is unchanged."""
+    """Describe the first damage of a step; "" if all files match the manifest."""
     try:
         with _storage_errors(f"step {step} of {folder.parent}"):
             step_manifest = manifest.read_manifest(folder)
@@ -108,10 +109,10 @@ class StoredStep:
         self.step = step
         self.meta: Mapping[str, Any] = arrays.read_meta(folder)
         self._folder, self._shapes = folder, arrays.read_shapes(folder)
-        self._last: tuple[tuple[str, str], np.ndarray[Any, Any]] | None = None
+        self._cached: tuple[tuple[str, str], np.ndarray[Any, Any]] | None = None
 
     def part_arrays(self, name: str) -> Mapping[str, StoredArray]:
-        """Return the arrays of a part of the state, such as `params`, read when sliced."""
+        """Return the arrays of a part of the state, such as `params`, by name."""
         shapes = self._shapes.get(name) or {}
         return {
             key: StoredArray(self, (name, key), tuple(info.shape), np.dtype(info.dtype))
@@ -119,21 +120,21 @@ class StoredStep:
         }
 
     def read_array(self, key: tuple[str, str]) -> np.ndarray[Any, Any]:
-        """Return an array by its part and name. Raises StorageError."""
-        if self._last is None or self._last[0] != key:
-            # Free the array before the next one is read.
-            self._last = None
+        """Return the array of a (part, name). Raises StorageError."""
+        if self._cached is None or self._cached[0] != key:
+            # The memory of the previous array is freed before the next one is read.
+            self._cached = None
             try:
-                self._last = key, arrays.load_array(self._folder, *key)
+                self._cached = key, arrays.load_array(self._folder, *key)
             except Exception as error:
                 # tensorstore raises ValueError, RuntimeError and bare Exception.
                 raise StorageError(f"reading {key[1]} of {self._folder} failed: {error}") from error
-        return self._last[1]
+        return self._cached[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """An array on storage. Slicing reads it as a numpy array of `dtype`, or raises StorageError."""
+    """An array on storage, read when it is sliced. Slicing may raise StorageError."""
 
     step: StoredStep
     key: tuple[str, str]
@@ -158,13 +159,13 @@ def recorded_model(step: StoredStep) -> Any:
 
 
 def recorded_lora(step: StoredStep) -> Lora | None:
-    """Return the adapters that a step holds in place of a model; None if it holds the model."""
+    """Return the LoRA settings of a step that holds only adapters; None if it holds a model."""
     recorded = step.meta.get("lora")
     return None if recorded is None else Lora.model_validate(recorded)
 
 
 def evaluated_parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArray | AveragedArray]:
-    """Return the parameters that the training evaluates, or their moving average."""
+    """Return the parameters that the training evaluates, or with `ema` their moving average."""
     params = step.part_arrays("params")
     if not ema:
         return average_parameters(params, step.part_arrays("opt"))
@@ -172,7 +173,7 @@ def evaluated_parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArra
         raise SpecError(
             f"step {step.step} holds no moving average: the training had no train.optimizer.ema"
         )
-    # The average lacks frozen parameters and also holds the model's statistics.
+    # The average has no frozen parameters, and it also has the model's statistics.
     return {**params, **{name: array for name, array in moving_average.items() if name in params}}
 
 
@@ -185,9 +186,15 @@ def evaluated_buffers(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
 
 @dataclasses.dataclass
 class AveragedArray:
-    """The average x of schedule-free, computed from the stored y, z and b1 when it is sliced.
+    """The average x of a schedule-free parameter, computed when it is sliced.
 
-    The last x is cached in `cache`. Slicing raises StorageError.
+    x = (y - (1 - b1) z) / b1, from the stored y, z and b1. Slicing may raise StorageError.
+
+    Attributes:
+        y: The trained parameter.
+        z: The sequence of the base optimizer.
+        b1: The interpolation between x and z.
+        cache: The last x, shared by all averages of a step.
     """
 
     y: StoredArray
@@ -208,8 +215,7 @@ class AveragedArray:
     def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
         key = self.y.key
         if key not in self.cache:
-            # A parameter is read slice by slice, one layer after the other, so one average is
-            # enough.
+            # A parameter is read slice by slice before the next one, so one average is enough.
             self.cache.clear()
             b1 = np.float32(self.b1[()])
             average = self.y[...].astype(np.float32)
@@ -222,7 +228,7 @@ class AveragedArray:
 def average_parameters(
     params: Mapping[str, StoredArray], opt: Mapping[str, StoredArray]
 ) -> Mapping[str, StoredArray | AveragedArray]:
-    """Replace the parameters that a schedule-free optimizer averages by their averages."""
+    """Return `params` with averages in place of those that schedule-free trains."""
     prefixes = [name.removesuffix("b1") for name in opt if name.rpartition(".")[2] == "b1"]
     cache: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
     averaged: dict[str, StoredArray | AveragedArray] = dict(params)

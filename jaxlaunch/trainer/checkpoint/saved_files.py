@@ -1,8 +1,8 @@
 """The tokenizer and the description of the inputs, saved next to the checkpoints.
 
-The inputs are a JSON object from the task with which a prediction turns a file into an example: the
-columns of a table with means, deviations and values, or the size of images, and the names of the
-classes.
+A prediction needs them to turn a file into examples. The description of the inputs is a JSON object
+from the task: the names of the classes, and the size of images or the columns of a table with their
+means, deviations and values.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jaxlaunch.trainer.checkpoint import manifest
 INPUTS_FILE = "inputs.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
-# The files of a tokenizer's folder that are saved, as transformers' save_pretrained writes them.
+# The files that are saved of a tokenizer, named as by transformers' save_pretrained.
 TOKENIZER_FILES = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-# A folder of further chat templates, NAME.jinja.
+# The folder of additional chat templates, NAME.jinja.
 TEMPLATES_FOLDER = "additional_chat_templates/"
 
 
 def save_inputs(checkpoints: str, inputs: Mapping[str, Any] | None) -> None:
-    """Save the description of the inputs, or remove it. Raises the exceptions of storage."""
+    """Save the description of the inputs; None removes it. Raises the exceptions of storage."""
     folder = epath.Path(checkpoints)
     if read_inputs(checkpoints) == inputs:
         return
@@ -42,13 +42,16 @@ def save_inputs(checkpoints: str, inputs: Mapping[str, Any] | None) -> None:
 
 
 def read_inputs(checkpoints: str) -> dict[str, Any] | None:
-    """Read the inputs of a folder of checkpoints or of an export, if any. Raises ValueError."""
+    """Read the description in a folder of checkpoints or an export; None without one.
+
+    Raises ValueError if the file is not valid.
+    """
     path = epath.Path(checkpoints) / INPUTS_FILE
     return dict(json.loads(path.read_text())) if path.exists() else None
 
 
 def encode_inputs(inputs: Mapping[str, Any]) -> bytes:
-    """Return the content of the file."""
+    """Return the content of INPUTS_FILE."""
     return json.dumps(inputs).encode() + b"\n"
 
 
@@ -72,7 +75,7 @@ def read_saved_tokenizer(checkpoints: str) -> dict[str, bytes]:
 
 
 def read_tokenizer(folder: epath.Path, names: Sequence[str] = TOKENIZER_FILES) -> dict[str, bytes]:
-    """Read a tokenizer's files in a folder by name, with its further chat templates."""
+    """Read the files of a tokenizer in a folder by name, with its additional chat templates."""
     present = [name for name in names if (folder / name).exists()]
     names = (*present, *_list_templates(folder))
     return {name: bytes((folder / name).read_bytes()) for name in names}

@@ -1,4 +1,4 @@
-"""Handling of storage failures: StorageError, retries, and waiting for a file."""
+"""Handling of storage failures: conversion to StorageError, retries, and waiting for a file."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from jaxlaunch.trainer.errors import SpecError, StorageError, TrainerError, firs
 
 # Orbax's default for the background part of a save.
 TIMEOUT_S = 1200
+# Messages of the system about a full or broken disk, or about missing permissions.
 SYSTEM_MESSAGES = tuple(map(os.strerror, (*faults.DISK_ERRNOS, *faults.REFUSED_ERRNOS)))
-WRONG_PATH = (*faults.REFUSED_ERRNOS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+# Errors for a path that is wrong in the job, not for a failing storage.
+WRONG_PATH_ERRNOS = (*faults.REFUSED_ERRNOS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def storage_errors(action: str, error_type: type[Exception] = Exception) -> Iterator[None]:
-    """Turn an exception of `error_type`, a disk or a store into a StorageError of `action`.
+    """Turn an exception into a StorageError if storage failed during `action`.
 
-    The default is any exception: tensorstore raises ValueError, RuntimeError and bare Exception. An
-    exception of any type that contains a message of the system about a disk is a failure of
-    storage.
+    These are exceptions of `error_type`, of an object store, and of any type with a message of the
+    system about a disk. The default type is Exception, because tensorstore raises ValueError,
+    RuntimeError and bare Exception. A TrainerError is raised unchanged.
     """
     try:
         yield
     except TrainerError:
         raise
     except Exception as error:
-        is_of_type = isinstance(error, error_type) or faults.is_from_store(error)
-        if not is_of_type and not system_message(error):
+        is_from_storage = isinstance(error, error_type) or faults.is_from_store(error)
+        if not is_from_storage and not system_message(error):
             raise
         raise storage_error(action, error) from error
 
 
 def storage_error(action: str, error: Exception) -> StorageError:
-    """Return the StorageError for an exception that was raised while `action`.
+    """Return the StorageError for an exception that was raised during `action`.
 
-    If it contains a message of the system, only that is used: libraries add names of files and
-    places in their code.
+    A message of the system replaces the exception's own message, to which libraries add names of
+    files and places in their code.
     """
     message = system_message(error)
     if not message:
@@ -59,10 +61,10 @@ def storage_error(action: str, error: Exception) -> StorageError:
 
 
 def system_message(error: BaseException | None) -> str:
-    """Return the message of the system in an error or its causes, such as of a full disk."""
+    """Return the message in SYSTEM_MESSAGES that an error or one of its causes has, else ""."""
     visited: list[BaseException] = []
     while error is not None and error not in visited:
-        if message := next((words for words in SYSTEM_MESSAGES if words in str(error)), ""):
+        if message := next((text for text in SYSTEM_MESSAGES if text in str(error)), ""):
             return message
         visited.append(error)
         error = error.__cause__ or error.__context__
@@ -72,7 +74,7 @@ def system_message(error: BaseException | None) -> str:
 def retry_storage(
     action: str, operation: Callable[[], T], error_type: type[Exception] = Exception
 ) -> T:
-    """Call `operation`, again while storage fails. Raises StorageError in the end."""
+    """Call `operation`, and retry it while storage fails. Raises StorageError at the end."""
 
     def attempt() -> T:
         with storage_errors(action, error_type):
@@ -93,10 +95,11 @@ def wait_for(read: Callable[[], T | None], subject: str) -> T:
 
 
 def check_writable(path: str) -> None:
-    """Write and remove a file in `path`, on every process, before hours of training depend on it.
+    """Write and remove a file in `path` on every process, to check the folder before training.
 
     Raises SpecError for a wrong path (no permission, read-only, not a folder). Raises StorageError
-    when storage fails, and when it refuses a run that has trained or a folder with saved steps.
+    if storage fails. A refusal is also a StorageError if this run has trained or the folder has
+    saved steps, because the path was right then.
     """
     is_remote = remote.is_remote(path)
     if is_remote:
@@ -109,12 +112,11 @@ def check_writable(path: str) -> None:
             file.write_text("")
             file.unlink()
         except Exception as error:
-            # The clients of object stores have their own exceptions. A refusal is permanent until
-            # somebody changes the folder or the job.
+            # The clients of object stores raise exceptions of their own types.
             if is_remote:
                 is_refused = faults.is_refusal(error)
             elif isinstance(error, OSError):
-                is_refused = error.errno in WRONG_PATH
+                is_refused = error.errno in WRONG_PATH_ERRNOS
             else:
                 raise
             is_wrong = is_refused and not faults.has_trained() and not _has_steps(path)
@@ -130,6 +132,6 @@ def check_writable(path: str) -> None:
 def _has_steps(path: str) -> bool:
     try:
         return bool(manifest.committed_steps(epath.Path(path)))
-    # The clients of object stores have their own exceptions.
     except Exception:
+        # The clients of object stores raise exceptions of their own types.
         return False

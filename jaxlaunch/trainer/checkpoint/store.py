@@ -1,12 +1,14 @@
-"""Saves checkpoints, deletes the oldest, and restores the newest that is undamaged.
+"""Saves checkpoints, deletes old ones, and restores the newest that is undamaged.
 
-A step is committed by its manifest, which is written last. Only committed steps are rotated. The
-newest ones stay, and so do the best ones that a save names. Files that another program put into the
-folder are reported and never removed.
+Saving: Orbax copies the arrays to the host and writes them in the background. Then each process
+digests its files, and process 0 collects the digests and writes the manifest, which commits the
+step. After that, process 0 deletes committed steps except the newest ones and those that the save
+names as best. Files of other programs are reported and never removed.
 
-A step that fails verification is never used, counted or deleted: it is renamed after an older step
-was restored. If the process was killed between the end of Orbax's save and the manifest, the step
-cannot be verified. It is used if no other step can be, and otherwise removed.
+Restoring: all processes verify the files of a step against its manifest, the newest step first. A
+step that fails verification is renamed after an older step is restored, and never deleted. A step
+without a manifest cannot be verified, because the process was killed between the end of Orbax's
+save and the manifest. It is used if no other step can be restored, and otherwise removed.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ LoadedStep = tuple[Tree, Tree]
 
 
 class Store:
-    """The checkpoints of one run in one folder, by all processes together."""
+    """The checkpoints of one run in one folder. All processes must call each method."""
 
     def __init__(
         self,
@@ -65,8 +67,9 @@ class Store:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending_save: Future[None] | None = None
         self._committed_step: int | None = None
-        # A committed step that somebody deleted: reset when it is reported, and kept.
+        # A committed step that was deleted from outside, until it is reported.
         self._deleted_step: int | None = None
+        # The same, also after it is reported.
         self._known_deleted_step: int | None = None
 
     def claim(self) -> None:
@@ -92,7 +95,7 @@ class Store:
             )
 
     def check_free(self, is_due: Callable[[int], bool]) -> None:
-        """Raise CheckpointError if a foreign file has the name of a step that `is_due`."""
+        """Raise CheckpointError if a foreign file blocks the save of a step that `is_due`."""
         foreign_steps = run_on_primary(
             lambda: self._folder.read_with_retries(self._folder.foreign_steps)
         )
@@ -100,13 +103,13 @@ class Store:
             raise self._folder.blocking_error(due_names)
 
     def blocking_names(self, step: int) -> str:
-        """Return the names of foreign files in the place of a step; "" if it can be saved."""
+        """Return the names of foreign files that block a save of `step`; "" if there are none."""
         return ", ".join(run_on_primary(lambda: self._folder.blocking_names(step)))
 
     def restore(
         self, abstract: Mapping[str, Any], describe_change: Callable[[Tree], str] = lambda meta: ""
     ) -> tuple[int, Tree, Tree] | None:
-        """Restore the newest undamaged step, its state and meta; None in a new folder."""
+        """Restore the newest undamaged step; see Restore.restore_newest."""
         restore = Restore(
             self._folder,
             self._checkpointer,
@@ -133,15 +136,16 @@ class Store:
         meta: Mapping[str, Any],
         kept_steps: Collection[int] = (),
     ) -> None:
-        """Start to save; return when the arrays are copied. No committed step is saved again.
+        """Start to save a step, and return when the arrays are copied to the host.
 
-        The steps in `kept_steps` are kept when old ones are deleted. Waits for the previous save
-        first. Raises StorageError or CheckpointError of this save or of the previous one.
+        Does nothing if the step is already committed. Waits for the previous save first. Steps in
+        `kept_steps` are not deleted. Raises StorageError or CheckpointError of this save or of the
+        previous one.
         """
         self.wait()
         if step == self._committed_step:
             return
-        # A ValueError here comes from the arrays, not from storage.
+        # Only an OSError is a failure of storage here. A ValueError comes from the arrays.
         with storage_errors(f"saving step {step} in {self._folder}", OSError):
             if jax.process_index() == 0:
                 self._owner.check_ownership()
@@ -158,7 +162,10 @@ class Store:
             pending.result()
 
     def newest_committed_step(self) -> int | None:
-        """Return the newest committed step; note if it was deleted. Raises a save's error."""
+        """Return the newest committed step, and note if it was deleted from outside.
+
+        Raises the error of a save that has failed.
+        """
         if self._pending_save is not None and self._pending_save.done():
             self.wait()
         deleted_step, self._deleted_step = self._deleted_step, None
@@ -170,7 +177,7 @@ class Store:
         return self._committed_step
 
     def forget_if_deleted(self, step: int) -> bool:
-        """Return whether the saved `step` was deleted, so that it can be saved again."""
+        """Return whether the saved `step` was deleted, and if so, forget that it was saved."""
         self.wait()
         if step != self._committed_step or not run_on_primary(lambda: self._folder.is_gone(step)):
             return False
@@ -197,7 +204,7 @@ class Store:
         if step == self._committed_step:
             self._deleted_step = self._known_deleted_step = step
 
-    # --- in the background, where there are no collectives ----------------------------------------
+    # --- in the background thread, which must not run collectives ---------------------------------
 
     def _commit_step(self, step: int, kept_steps: Collection[int]) -> None:
         """Finish a save: wait for Orbax, digest the files, write the manifest, delete old steps."""
@@ -206,8 +213,7 @@ class Store:
                 self._checkpointer.wait()
             except Exception:
                 if jax.process_index() == 0:
-                    # If the folder was taken over, report that instead of the failure that it
-                    # causes.
+                    # If another run took over the folder, that is the cause to report.
                     self._owner.check_ownership()
                 raise
             if jax.process_index() != 0:
@@ -231,17 +237,17 @@ class Store:
                         )
 
     def _write_digests(self, step: int) -> None:
-        """Write the digests of this process's files. Process 0 digests all others."""
+        """Write the digests of the files that only this process wrote."""
         folder = self._folder.step_folder(step)
-        own_path = epath.Path(STATE) / f"ocdbt.process_{jax.process_index()}"
-        names = manifest.list_files(folder / own_path) if (folder / own_path).exists() else []
-        entries = manifest.digest_files(folder, [f"{own_path}/{name}" for name in names])
+        own_folder = epath.Path(STATE) / f"ocdbt.process_{jax.process_index()}"
+        names = manifest.list_files(folder / own_folder) if (folder / own_folder).exists() else []
+        entries = manifest.digest_files(folder, [f"{own_folder}/{name}" for name in names])
         path = self._folder.digests_file(self._nonce, step, jax.process_index())
         path.parent.mkdir(parents=True, exist_ok=True)
         manifest.replace_file(path, json.dumps(_to_json(entries)).encode())
 
     def _collect_digests(self, step: int) -> dict[str, FileDigest]:
-        """Return the digests of every file of the step, those of other processes included."""
+        """Return the digests of all files of a step: those of other processes, and the rest."""
         folder = self._folder.step_folder(step)
         digest_paths = [
             self._folder.digests_file(self._nonce, step, process)
@@ -263,9 +269,10 @@ class Store:
 
 
 class Restore:
-    """One restore of the newest undamaged step to a state like `abstract`, by all processes.
+    """One restore of the newest undamaged step, by all processes together.
 
-    `describe_change` tells how the model of a step's meta differs; "" if it cannot tell.
+    The state gets the shapes, dtypes and shardings of `abstract`. If those of a step differ,
+    `describe_change` explains the difference by the step's meta; "" if it cannot.
     """
 
     def __init__(
@@ -283,10 +290,10 @@ class Restore:
         self._abstract, self._describe_change = abstract, describe_change
 
     def restore_newest(self) -> tuple[int, Tree, Tree] | None:
-        """Restore the newest undamaged step: its state as in `abstract`, and its meta.
+        """Return the newest undamaged step, its state and its meta; None if there are no steps.
 
-        Returns None in a new folder. Raises CheckpointError if there are steps but none is usable,
-        or if the state is that of another model; StorageError if storage fails.
+        Raises CheckpointError if there are steps but none can be used, or if the state is that of
+        another model; StorageError if storage fails.
         """
         list_steps = self._folder.list_steps
         steps, foreign_names = run_on_primary(lambda: self._folder.read_with_retries(list_steps))
@@ -298,7 +305,7 @@ class Restore:
         faults: dict[int, str] = {}
         unverified: list[int] = []
         newest_first = sorted(steps, reverse=True)
-        # Steps without a manifest are adopted after all others have been tried.
+        # Steps without a manifest are only tried after all others.
         passes = (self._load_verified, newest_first), (self._adopt_step, unverified)
         for load_step, candidates in passes:
             for step in candidates:
@@ -323,14 +330,14 @@ class Restore:
 
     def _load_verified(self, step: int) -> LoadedStep | str | None:
         """Load state and meta of a step, or describe its damage; None if it has no manifest."""
-        text, fault, unlisted = run_on_primary(
+        manifest_text, fault, unlisted = run_on_primary(
             lambda: self._folder.read_with_retries(lambda: self._inspect_step(step), step)
         )
         if fault:
             return str(fault)
-        if text is None:
+        if manifest_text is None:
             return None
-        step_manifest = Manifest.from_bytes(text.encode())
+        step_manifest = Manifest.from_bytes(manifest_text.encode())
 
         def find_damage() -> list[str]:
             folder = self._folder.step_folder(step)
@@ -349,7 +356,7 @@ class Restore:
         return self._folder.read_with_retries(lambda: self._load_step(step), step)
 
     def _inspect_step(self, step: int) -> tuple[str | None, str, list[str]]:
-        """Return the text of the manifest, a fault of folder or manifest, and unlisted files."""
+        """Return the manifest's text or None, a fault or "", and the files not in the manifest."""
         folder = self._folder.step_folder(step)
         if not folder.is_dir():
             return None, "is a file, not a folder", []
@@ -414,7 +421,7 @@ class Restore:
 
     def _set_aside_steps(self, faults: Mapping[int, str], restored_step: int) -> None:
         self._owner.check_ownership()
-        is_own = self._folder.step_owners()
+        is_own = self._folder.step_ownership()
         for step, fault in faults.items():
             if not is_own[step]:
                 outcome = f"{step} is left: no run saved it"

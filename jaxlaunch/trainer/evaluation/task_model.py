@@ -290,7 +290,7 @@ def load_task_model(
     abstract_params = compiled.builder.to_tree(compiled.abstract)["params"]
     if odd := ", ".join(sorted(saved.keys() ^ abstract_params.keys())[:5]):
         raise SpecError(f"{name} holds other parameters than the model of the job: {odd}")
-    with compiled.builder.checks_base(stored.meta.get("base"), name):
+    with compiled.builder.check_base(stored.meta.get("base"), name):
         params = compiled.builder.add_base(_read_arrays(saved, abstract_params))
     beside = stored.meta.get("eval_data")
     return TaskModel(

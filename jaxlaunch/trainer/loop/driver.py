@@ -1,9 +1,9 @@
 """The training loop, for the built-in training and for a program's own step.
 
-The order within a step is fixed: evaluate, save, get the batch, dispatch the step, read metrics.
-The metrics of a step are read after the next step was dispatched, so that the device never waits
-for the host. Before a save or an evaluation they are read first, so that a state that is not finite
-is never committed.
+The order of an iteration is fixed: evaluate, save, get the batch, dispatch the step, read metrics.
+The metrics of a step are read after the next step is dispatched, so that the device never waits for
+the host. A save or an evaluation reads them first, so that a state that is not finite is never
+saved.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from jaxlaunch.trainer.start.distributed import Stop
 # The state of a training.
 S = TypeVar("S")
 
-# Evaluations and saves collect garbage, too. This is the interval without them.
-COLLECTION_INTERVAL_STEPS = 1000  # steps
+# Steps between garbage collections, in addition to those of evaluations and saves.
+COLLECTION_INTERVAL_STEPS = 1000
 # A longer wait for a batch is reported as the phase `data`.
 READY_BATCH_S = 0.02
 
 
 class Loop(Generic[S]):
-    """One attempt at a run of `training`, from the newest checkpoint to the last commit."""
+    """One attempt at a training, from the newest checkpoint to the last step."""
 
     def __init__(
-        self, training: Training[S], context: RunContext, stop: Stop, report: Progress
+        self, training: Training[S], context: RunContext, stop: Stop, progress: Progress
     ) -> None:
         self.training, self.settings, self.metrics = training, training.settings, training.metrics
         self._earlier_saved_step = context.saved_step
-        self.stop, self.report = stop, report
+        self.stop, self.progress = stop, progress
         self.store = Store(
             training.folder,
             keep=self.settings.keep,
@@ -64,9 +64,9 @@ class Loop(Generic[S]):
             rank=jax.process_index(),
             run_dir=context.run_dir,
             request=context.profile,
-            report=report,
-            settle=self._read_metrics,
-            programs=training.hlo_texts,
+            progress=progress,
+            wait_for_steps=self._read_metrics,
+            read_programs=training.hlo_texts,
         )
         best, stop_early = self.settings.best, self.settings.stop_early
         self.best = None if best is None else BestSteps(best)
@@ -88,22 +88,22 @@ class Loop(Generic[S]):
     def run(self) -> S:
         """Run to the last step and return its state. Raises a TrainerError if it ends early."""
         start, state = self._restore_newest()
-        # Ranks agree to stop by the count of their polls, so each must poll equally often: before
-        # and after everything that can take long, such as restoring and compiling.
-        self._stop_if_asked(start, state)
+        # The loop polls after everything that takes long, such as restoring and compiling. The
+        # ranks agree on the number of the poll at which they stop, so all must poll equally often.
+        self._stop_if_requested(start, state)
         if self._is_out_of_patience():
-            # An earlier attempt ended the run. The tracker may not have every line of it.
+            # An earlier attempt ended the run, but the tracker may not have all of its lines.
             self.metrics.start(start)
         else:
-            self.report.report_phase("compile", start)
+            self.progress.report_phase("compile", start)
             flops_per_step = self.training.compile(start)
-            self._stop_if_asked(start, state)
+            self._stop_if_requested(start, state)
             with faults.mark_training():
                 state = self._train_steps(start, state, flops_per_step)
         return self._finish(state)
 
     def _train_steps(self, start: int, state: S, flops_per_step: float | None) -> S:
-        """Train to the last step, or to the one at which patience ends, and return the state."""
+        """Train to the last step, or until patience ends the run, and return the state."""
         settings, timer = self.settings, self.metrics.timer
         # Evaluations and saves come between dispatches, so steps that are dispatched together end
         # where one is due.
@@ -132,15 +132,15 @@ class Loop(Generic[S]):
                 self._save(step, state)
             if step == settings.steps or self._is_out_of_patience():
                 break
-            # A stop comes after what is due at this step, so that a resumed run has nothing to
-            # repeat.
-            self._stop_if_asked(step, state)
+            # The loop polls for a stop after the evaluation and the save of this step, so that a
+            # resumed run does not repeat them.
+            self._stop_if_requested(step, state)
             self.profiler.before_step(step)
-            self.report.report_phase("step", step)
+            self.progress.report_phase("step", step)
             with timer.get_part("data"):
                 batch = self._next_batch(batches, step)
-            # This returns once the steps are dispatched. The state is donated: only the new one is
-            # valid from here on.
+            # This returns as soon as the steps are dispatched. The old state is donated and must
+            # not be used any more.
             state, metrics = self.training.train_steps(state, batch, span)
             self.has_stepped = True
             # While the device runs these steps, the host waits for the previous ones. It is at most
@@ -154,8 +154,8 @@ class Loop(Generic[S]):
     def _restore_newest(self) -> tuple[int, S]:
         """Return the step and state of the newest usable checkpoint, or 0 and a new state."""
         training, settings = self.training, self.settings
-        self.report.report_phase("restore", 0)
-        # This refuses a folder in which another run trains.
+        self.progress.report_phase("restore", 0)
+        # This raises CheckpointError if another run trains in the folder.
         self.store.claim()
         if self._earlier_saved_step:
             # Restoring a state keeps storage busy and leaves the processor free to compile.
@@ -169,16 +169,16 @@ class Loop(Generic[S]):
                 f"step {self._earlier_saved_step}, which this run saved, is gone from "
                 f"{training.folder}; training starts again from step {start}"
             )
-        # Foreign files in the place of a checkpoint are reported now, not at a save hours later.
+        # Foreign files that would block a save are reported now and not hours later.
         first_new_step = 0 if restored is None else start + 1
         self.store.check_free(
             lambda step: step >= first_new_step and settings.is_due(settings.save_every, step)
         )
         if restored is None:
-            # The program that creates a new state is compiled, too.
-            self.report.report_phase("compile", 0)
+            # Creating a new state compiles a program.
+            self.progress.report_phase("compile", 0)
             return 0, training.init_state()
-        self.report.report_found(start)
+        self.progress.report_found(start)
         if self.best is not None:
             self.best.resume(meta.get(BEST), run_on_primary(self.store.committed_steps))
         if self.patience is not None:
@@ -189,7 +189,7 @@ class Loop(Generic[S]):
         self.evaluated_step = meta.get("evaluated", -1)
         if training.repeats_last_evaluation:
             self.evaluated_step = min(self.evaluated_step, settings.steps - 1)
-        self.report.report_restored(start)
+        self.progress.report_restored(start)
         training.note(f"resumed at step {start} of {settings.steps}")
         if is_finished:
             training.note(f"nothing to do: the run finished at step {start}")
@@ -200,7 +200,7 @@ class Loop(Generic[S]):
     # --- within a step ----------------------------------------------------------------------------
 
     def _is_out_of_patience(self) -> bool:
-        """Return whether patience ends the run. Every rank gets the same answer."""
+        """Return whether `train.stop_early` ends the run. The result is the same on every rank."""
         return self.patience is not None and self.patience.is_over
 
     def _should_save(self, step: int) -> bool:
@@ -211,18 +211,18 @@ class Loop(Generic[S]):
     def _evaluate(self, step: int, state: S) -> None:
         """Record the means over the held-out set and the samples for the prompts."""
         self._read_metrics()
-        self.report.report_phase("eval", step)
+        self.progress.report_phase("eval", step)
         with self.profiler.pause_context(), self.metrics.timer.get_part("eval"):
             # An evaluation may last longer than the grace period, so the loop polls for a stop
             # between batches, too.
-            means = self.training.evaluate(state, partial(self._stop_if_asked, step, state))
+            means = self.training.evaluate(state, partial(self._stop_if_requested, step, state))
             gc.collect()
         self.evaluated_step = step
         if means:
             self.metrics.record_evaluated(step, means)
             for watch in (self.best, self.patience):
                 if watch is not None:
-                    # All ranks take the value of process 0, so that they decide alike.
+                    # All ranks use the value of process 0, so that their decisions agree.
                     watch.add_value(step, run_on_primary(partial(watched_value, watch.rule, means)))
             if self.best is not None and self.best.steps[:1] == [step]:
                 self.metrics.record_best(step)
@@ -234,7 +234,7 @@ class Loop(Generic[S]):
     def _save(self, step: int, state: S) -> None:
         """Start to save the state. The store writes it while the loop continues."""
         self._read_metrics()
-        self.report.report_phase("save", step)
+        self.progress.report_phase("save", step)
         meta = self.training.checkpoint_meta() | {"evaluated": self.evaluated_step}
         meta |= {} if self.best is None else {BEST: self.best.to_meta()}
         meta |= {} if self.patience is None else {"stop_early": self.patience.to_meta()}
@@ -247,16 +247,16 @@ class Loop(Generic[S]):
         self.saved_step = step
 
     def _next_batch(self, batches: Prefetcher[Any] | None, step: int) -> Any:
-        """Return the next batch. A long wait is a phase, so that a verdict can name its rank."""
+        """Return the next batch, and report a long wait for it as the phase `data`."""
         if batches is None:
             return None
         batch = batches.get(READY_BATCH_S)
         if batch is None:
-            self.report.report_phase("data", step)
+            self.progress.report_phase("data", step)
             while batch is None:
-                # Python runs its signal handlers only between two slices of a wait.
+                # Python runs signal handlers only between waits, so each wait is short.
                 batch = batches.get(1.0)
-            self.report.report_phase("step", step)
+            self.progress.report_phase("step", step)
         return batch
 
     def _read_metrics(self) -> None:
@@ -267,26 +267,26 @@ class Loop(Generic[S]):
         try:
             values = jax.device_get({name: metrics[name] for name in LOOP_KEYS if name in metrics})
         except Exception:
-            # A callback's exception belongs to these steps, not to those dispatched since.
-            self.report.report_phase("step", span.start)
+            # An exception of a callback comes from these steps, not from those dispatched later.
+            self.progress.report_phase("step", span.start)
             raise
         flags = {name: np.atleast_1d(value) for name, value in values.items()}
         for index, step in enumerate(range(span.start + 1, span.stop + 1)):
             if not flags[Key.FINITE][index]:
-                step_metrics = _metrics_of_step(metrics, index)
+                step_metrics = _read_step_metrics(metrics, index)
                 raise self.training.not_finite_error(step, step_metrics, self.saved_step)
             if Key.WEIGHT in flags:
                 tokens = float(flags[Key.TOKENS][index]) if Key.TOKENS in flags else None
                 self.metrics.record_trained(step, float(flags[Key.WEIGHT][index]), tokens)
             if Key.SKIPPED in flags and flags[Key.SKIPPED][index]:
-                is_first = jax.process_index() == 0
-                fault = self.training.describe_wrong_batch(step) if is_first else None
-                scale = _metrics_of_step(metrics, index)[Key.LOSS_SCALE]
+                is_primary = jax.process_index() == 0
+                fault = self.training.describe_wrong_batch(step) if is_primary else None
+                scale = _read_step_metrics(metrics, index)[Key.LOSS_SCALE]
                 self.metrics.record_skipped(step, scale, fault)
             if step % self.settings.log_every == 0 or step == self.settings.steps:
                 # The time since the last line is divided evenly among the steps since.
                 share = (step - self._logged_step) / (span.stop - self._logged_step)
-                self.metrics.record_interval(step, _metrics_of_step(metrics, index), share)
+                self.metrics.record_interval(step, _read_step_metrics(metrics, index), share)
                 self._logged_step = step
             if step % COLLECTION_INTERVAL_STEPS == 0:
                 gc.collect()
@@ -298,23 +298,22 @@ class Loop(Generic[S]):
         if step is not None and step != self._committed_step:
             self._committed_step = step
             self.metrics.record_committed(step)
-            self.report.report_committed(step)
+            self.progress.report_committed(step)
 
-    # --- the ends ---------------------------------------------------------------------------------
+    # --- the end of a run -------------------------------------------------------------------------
 
-    def _stop_if_asked(self, step: int, state: S) -> None:
-        """Save the state and raise Stopped if the run should stop, on all ranks at once."""
+    def _stop_if_requested(self, step: int, state: S) -> None:
+        """If a stop is requested, save the state and raise Stopped, on all ranks together."""
         if not self.stop.poll():
             return
         self._read_metrics()
-        self.report.report_phase("save", step)
+        self.progress.report_phase("save", step)
         self._forget_if_deleted(step)
         saved_step = max(self.saved_step, 0)
         note = f"nothing new to save after step {saved_step}"
         is_new = step > saved_step
         if is_new and (names := self.store.blocking_names(step)):
-            # The run can continue from an older step, so foreign files in this place are not an
-            # error.
+            # Foreign files are not an error here, because the run can resume from an older step.
             is_new = False
             note = (
                 f"nothing new saved after step {saved_step}: {names} in {self.training.folder} "
@@ -324,12 +323,12 @@ class Loop(Generic[S]):
             note = f"saved step {step}"
             self._save(step, state)
         self._close_store(step)
-        self.report.report_stopped(step, is_new, note)
+        self.progress.report_stopped(step, is_new, note)
         self.metrics.end_tracking(stops=True)
         raise Stopped(f"stopped: {note}")
 
     def _finish(self, state: S) -> S:
-        """Write everything that is left to write, and return the state after the last step."""
+        """Finish saves, profile and metrics of a complete run, and return the state."""
         if self.patience is not None and self.patience.is_over:
             self.training.note(
                 f"stopped early at step {self.done_step} of {self.settings.steps}: "
@@ -339,14 +338,14 @@ class Loop(Generic[S]):
         if self._forget_if_deleted(self.done_step):
             self._save(self.done_step, state)
         self._close_store(self.done_step)
-        self.report.report_phase("done", self.done_step)
-        # The run has reported its end, which a failure of the tracker does not change. Only rank 0
-        # has one; the others wait for it in JAX's shutdown.
+        self.progress.report_phase("done", self.done_step)
+        # The end is already reported, so that a failure of the tracker does not change it. Only
+        # rank 0 has a tracker; the other ranks wait for it in JAX's shutdown.
         self.metrics.end_tracking(stops=False)
         return state
 
     def _forget_if_deleted(self, step: int) -> bool:
-        """Return whether somebody deleted the saved `step`, so that it must be saved again."""
+        """Return whether the saved `step` was deleted from storage and must be saved again."""
         if step != self.saved_step or not self.store.forget_if_deleted(step):
             return False
         self.training.note(
@@ -357,8 +356,8 @@ class Loop(Generic[S]):
         return True
 
     def _close_store(self, step: int) -> None:
-        """Wait until every save is committed or failed, and close store and metrics."""
-        self.report.report_phase("save", step)
+        """Wait until the last save is committed, and close store and metrics."""
+        self.progress.report_phase("save", step)
         self.store.wait()
         self._report_commits()
         self.store.close()
@@ -367,22 +366,22 @@ class Loop(Generic[S]):
     def end_saves(self, *, release_folder: bool = False) -> None:
         """End the saves of a run that ends with an error. Later errors are suppressed.
 
-        A run that has trained keeps its claim on the folder for its next attempt. If the process
-        lives on, `release_folder` must be set: otherwise a thread would renew the claim of a run
-        that is over.
+        A run that has trained keeps its claim on the folder for its next attempt. A process that
+        continues after the run must set `release_folder`, because a thread would otherwise renew
+        the claim.
         """
         if self.has_stepped:
-            # A save that began before the error is valid. It is the last one of this attempt.
+            # A save that began before the error is valid.
             suppress = contextlib.suppress(Exception)
-            with suppress, self.report.temporary_phase("save", self.done_step):
+            with suppress, self.progress.temporary_phase("save", self.done_step):
                 self.store.wait()
                 self._report_commits()
         if release_folder or not self.has_stepped:
-            # A run that is refused leaves the folder unchanged.
+            # A run that ends before its first step releases the folder.
             with contextlib.suppress(Exception):
                 self.store.close()
 
 
-def _metrics_of_step(metrics: Mapping[str, jax.Array], index: int) -> dict[str, float]:
+def _read_step_metrics(metrics: Mapping[str, jax.Array], index: int) -> dict[str, float]:
     values = jax.device_get(dict(metrics))
     return {name: float(np.atleast_1d(value)[index]) for name, value in values.items()}

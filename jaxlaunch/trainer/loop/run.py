@@ -1,7 +1,7 @@
-"""`jaxlaunch.run`: join the other processes, drive a program's own step, report how it ended.
+"""Implementation of `jaxlaunch.run`, which trains with a program's own step function.
 
-Under an agent a run that ends early exits the process with its code, like the built-in trainer.
-Otherwise it raises.
+Under an agent, the process joins the other ranks first, and a run that ends early exits the process
+with an exit code, like the built-in trainer. Without an agent it raises an exception.
 """
 
 from __future__ import annotations
@@ -53,42 +53,42 @@ from jaxlaunch.trainer.start.process import (
     requested_exit_code,
 )
 
-# JAX's error if a program used JAX earlier.
+# Part of JAX's message if a program used JAX before it joined.
 JAX_USED_MESSAGE = "jax.distributed.initialize() must be called before"
 
 
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
     """Return the state after the last step; see jaxlaunch.run. A rank exits on errors."""
-    # This process is a rank of a gang, not a process that a rank's program started.
+    # The reporter is None without an agent, and in a process that a rank's program started.
     reporter = reporting.become_program()
     is_rank = reporter is not None
     stop = Stop()
-    report = Progress(None if reporter is None else reporter.fd)
+    progress = Progress(None if reporter is None else reporter.fd)
     loop: Loop[NamedArrays] | None = None
     try:
-        report.report_hello()
-        report.report_phase("init", 0)
+        progress.report_hello()
+        progress.report_phase("init", 0)
         run_options = RunOptions(**options)
         if is_rank:
-            _join_gang(report)
+            _join_gang(progress)
             stop.forward_early_signal()
             context = RunContext.from_environ()
         else:
-            # Without an agent a run keeps its files in `runs/NAME`, with the name of the script.
+            # Without an agent, the run folder is `runs/SCRIPT`.
             script = getattr(sys.modules.get("__main__"), "__file__", None)
             name = "notebook" if script is None else Path(script).stem
             context = RunContext(run_dir=os.path.join("runs", name), uid=f"local-{os.getpid()}")
-        training = UserTraining(step, state, data, run_options, context, report)
-        loop = Loop(training, context, stop, report)
+        training = UserTraining(step, state, data, run_options, context, progress)
+        loop = Loop(training, context, stop, progress)
         final_state = training.state.to_tree(loop.run())
-        report.close()
+        progress.close()
         return final_state
-    # Under an agent every end has an exit code.
+    # Under an agent, every exception has an exit code, also KeyboardInterrupt and SystemExit.
     except BaseException as error:
         if loop is not None and not isinstance(error, Stopped):
             loop.end_saves(release_folder=not is_rank)
         if is_rank:
-            _exit_with_code(error, loop is not None and loop.has_stepped, report)
+            _exit_with_code(error, loop is not None and loop.has_stepped, progress)
         if isinstance(error, Stopped):
             print(f"jaxlaunch.run: {error}", file=sys.stderr)
             raise SystemExit(contract.PREEMPTED) from None
@@ -98,14 +98,17 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
         gc.enable()
 
 
-def _join_gang(report: Progress) -> None:
-    """Join the gang unless the program has. Raises SpecError for other devices than the job's."""
+def _join_gang(progress: Progress) -> None:
+    """Join the other ranks, unless the program has already done so.
+
+    Raises SpecError if the devices are not those of the job.
+    """
     if not jax.distributed.is_initialized():
         preflight.check_driver()
         preflight.check_name()
         try:
             distributed.initialize()
-            report.report_joined()
+            progress.report_joined()
         except RuntimeError as error:
             if JAX_USED_MESSAGE not in str(error):
                 raise
@@ -118,18 +121,18 @@ def _join_gang(report: Progress) -> None:
     preflight.check_devices()
 
 
-def _exit_with_code(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
-    """Report the error that ended a run, with the line that raised it, and exit with its code."""
+def _exit_with_code(error: BaseException, has_stepped: bool, progress: Progress) -> NoReturn:
+    """Report the error that ends a run, with the line that raised it, and exit with its code."""
     if (requested_code := requested_exit_code(error)) is not None:
-        exit_process(requested_code, report)
+        exit_process(requested_code, progress)
     code, location = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
         message, line = user_code.describe_error(error)
         location = describe_exit(error) or (f"{message} ({line})" if line else "")
     if not isinstance(error, Stopped):
         print_error(error, code)
-    report.report_error(error, code, location)
-    exit_process(code, report)
+    progress.report_error(error, code, location)
+    exit_process(code, progress)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +165,7 @@ class RunOptions:
                 f"jaxlaunch.run(evaluate=…) is {kind}, not a function of the state that returns "
                 "a dict of numbers"
             )
+        # Raises SpecError if the mesh is invalid.
         _ = self.mesh_axes
 
     @property
@@ -182,7 +186,10 @@ class RunOptions:
 
 
 class UserTraining(Training[NamedArrays]):
-    """The training of a program's own step, data and evaluation, checked by one trace."""
+    """The training of a program's own step, data and evaluation.
+
+    The constructor checks them all; it traces the step once.
+    """
 
     def __init__(
         self,
@@ -191,9 +198,9 @@ class UserTraining(Training[NamedArrays]):
         data: Any,
         options: RunOptions,
         context: RunContext,
-        report: Progress,
+        progress: Progress,
     ) -> None:
-        super().__init__(report)
+        super().__init__(progress)
         if options.folder is not None:
             self.folder = os.fspath(options.folder)
         elif context.run_folder is not None:
@@ -210,7 +217,7 @@ class UserTraining(Training[NamedArrays]):
             self.batches = ProgramBatches(
                 data, mesh, batch=options.batch, seed=options.seed, shuffle=options.shuffle
             )
-        report.report_phase("compile", 0)
+        progress.report_phase("compile", 0)
         abstract_batch = None if self.batches is None else self.batches.abstract
         self.step = ProgramStep(step, self.state, abstract_batch, mesh)
         if self.batches is not None:
@@ -244,16 +251,19 @@ class UserTraining(Training[NamedArrays]):
         return self.state.from_stored(tree["state"])
 
     def checkpoint_meta(self) -> dict[str, Any]:
-        """Return what decides which examples a step sees; None for a function of the step."""
+        """Return the facts that decide which examples a step sees, None where they are unknown."""
         unknown = {"batch": None, "seed": None, "shuffle": None, "data": None}
         return {"loop": unknown | ({} if self.batches is None else self.batches.identity)}
 
     def describe_difference(self, meta: Mapping[str, Any]) -> str:
-        """Name the built-in training as the origin of a checkpoint; "" for our own."""
+        """Explain that the built-in training saved a checkpoint; "" if jaxlaunch.run did."""
         return "" if "loop" in meta else "was saved by a training of train:, not by jaxlaunch.run"
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> None:
-        """Raise SpecError if too many steps are done, other errors for other batches."""
+        """Raise SpecError if `step` exceeds the steps of this run.
+
+        Raises CheckpointError or DataError if the batches differ from those of the checkpoint.
+        """
         if step > self.options.steps:
             raise SpecError(
                 f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in "
@@ -269,24 +279,24 @@ class UserTraining(Training[NamedArrays]):
                 )
 
     def compile(self, start: int) -> None:
-        """Compile the step, unless `run` only returns the state of a completed run."""
+        """Compile the step, unless all steps are done."""
         if start < self.options.steps:
             self.step.compile()
 
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Tree] | None:
-        """Return the batches of these steps on the devices; None without data."""
+        """Return prefetched batches of these steps, on the devices; None without data."""
         return None if self.batches is None else self.batches.iterate_batches(spans)
 
     def train_steps(
         self, state: NamedArrays, batch: Tree | None, span: range
     ) -> tuple[NamedArrays, dict[str, jax.Array]]:
-        """Take the one step of the span."""
+        """Take one step; a span of this training has no more."""
         return self.step(state, batch)
 
     def not_finite_error(
         self, step: int, metrics: Mapping[str, float], saved: int
     ) -> NotFiniteError:
-        """Return an error that names the losses. Only earlier saves are good."""
+        """Return an error that names the losses that are not finite."""
         listed = ", ".join(
             f"{name} {value:g}"
             for name, value in metrics.items()

@@ -1,7 +1,7 @@
-"""The interface between the loop and a training: the run's files, settings and methods.
+"""The interface between the loop and a training: `Training`, with its context and settings.
 
-There are two trainings: the built-in one (trainer/train) and that of a program's own step
-(loop/run).
+There are two implementations: the built-in training (trainer/train) and that of a program's own
+step (loop/run).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class RunContext:
     """The parts of a run's environment that the trainer uses.
 
     Attributes:
-        run_dir: The run folder.
-        run_url: The bucket to which `run_dir` is copied.
-        uid: The identity of the run.
-        socket: The socket that serves metrics.
-        profile: The file through which an agent requests profiles.
+        run_dir: The path of the run folder on this host.
+        run_url: The URL in a bucket to which `run_dir` is copied.
+        uid: The identity of the run, equal in all of its attempts.
+        socket: The path of the Unix socket that serves metrics.
+        profile: The path of the file by which an agent requests profiles.
         take_over: Whether the run may take a checkpoint folder from another run.
         saved_step: The newest step that earlier attempts saved.
     """
@@ -82,7 +82,7 @@ class RunContext:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The length of a run and the intervals of its evaluations, saves and lines of metrics.
+    """The length of a run, and the intervals of its evaluations, saves and lines of metrics.
 
     Attributes:
         steps: Steps of the whole run.
@@ -90,6 +90,10 @@ class Settings:
         eval_every: Steps between evaluations; None evaluates only at the end.
         save_every: Steps between saves; None saves only at the end.
         keep: Number of newest checkpoints to keep.
+        steps_per_dispatch: Steps that are dispatched together.
+        best: The rule for the best checkpoints to keep in addition, if any.
+        stop_early: The rule that ends the run early, if any.
+        profile: The steps to trace.
     """
 
     steps: int
@@ -103,7 +107,7 @@ class Settings:
     profile: Profile = dataclasses.field(default_factory=Profile)
 
     def is_due(self, interval: int | None, step: int) -> bool:
-        """Return whether an action with this interval, which also runs at the end, is due."""
+        """Return whether an action is due at `step`: at multiples of `interval` and at the end."""
         return step == self.steps or (interval is not None and step > 0 and step % interval == 0)
 
 
@@ -113,13 +117,15 @@ def describe_saved(step: int) -> str:
 
 
 class Training(abc.ABC, Generic[S]):
-    """A state, the step that changes it, its batches, its evaluation, and its checkpoints.
+    """A training as the loop sees it: state, steps, batches, evaluations and checkpoints.
 
-    Building one reports every error in it before the first compile. The loop calls every method on
-    all processes, in the same order.
+    The constructor checks everything that can be checked before the first compilation. The loop
+    calls every method on all processes, in the same order.
 
     Attributes:
+        settings: The length of the run and its intervals.
         folder: The path or URL of the checkpoints.
+        metrics: The metrics of this process.
         has_evaluation: Whether there is anything to evaluate or to sample.
         repeats_last_evaluation: Whether a completed run that is started again evaluates its last
             step, so that the record of the new start has the result.
@@ -131,27 +137,34 @@ class Training(abc.ABC, Generic[S]):
     has_evaluation: bool
     repeats_last_evaluation: ClassVar[bool] = False
 
-    def __init__(self, report: Progress) -> None:
-        self.report = report
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
 
     def note(self, text: str) -> None:
         """Print a note, and report it for summary.json."""
         if jax.process_index() == 0:
             print(text, flush=True)
-            self.report.report_note(text)
+            self.progress.report_note(text)
 
-    def open_metrics(self, place: RunContext, examples_per_step: int, **reading: Any) -> Metrics:
-        """Return the metrics of the steps of `settings`; `reading` are other fields of Workload."""
-        workload = Workload(self.settings.steps, examples_per_step, **reading)
-        run_dir, socket, rank = place.run_dir, place.socket, jax.process_index()
-        return Metrics(workload, rank=rank, run_dir=run_dir, socket=socket, report=self.report)
+    def open_metrics(
+        self, context: RunContext, examples_per_step: int, **workload_fields: Any
+    ) -> Metrics:
+        """Create the metrics of this process; `workload_fields` are further fields of Workload."""
+        workload = Workload(self.settings.steps, examples_per_step, **workload_fields)
+        return Metrics(
+            workload,
+            rank=jax.process_index(),
+            run_dir=context.run_dir,
+            socket=context.socket,
+            progress=self.progress,
+        )
 
     # --- the state --------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
     def abstract_state(self) -> S:
-        """The state with the shape, dtype and sharding of each array in place of the array."""
+        """The state with a ShapeDtypeStruct with sharding in place of each array."""
 
     @abc.abstractmethod
     def init_state(self) -> S:
@@ -177,13 +190,13 @@ class Training(abc.ABC, Generic[S]):
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """Describe the differences from the training that saved `step`; None if there are none.
 
-        Raises SpecError, DataError or CheckpointError where continuing would not be the same run.
+        Raises SpecError, DataError or CheckpointError if this training cannot continue that one.
         """
 
     # --- the steps --------------------------------------------------------------------------------
 
     def compile_ahead(self) -> None:  # noqa: B027
-        """Start to compile in a thread while the state is restored. Optional."""
+        """Start to compile in a thread while the state is restored. The default does nothing."""
 
     @abc.abstractmethod
     def compile(self, start: int) -> float | None:
@@ -219,13 +232,17 @@ class Training(abc.ABC, Generic[S]):
         return None
 
     def _find_wrong_batch(self, number: int) -> str | None:
+        """Describe what is not finite in batch `number` (from 0); None if unknown."""
         return None
 
     # --- the evaluations --------------------------------------------------------------------------
 
     @abc.abstractmethod
     def evaluate(self, state: S, between: Callable[[], None]) -> dict[str, float]:
-        """Return the means over the held-out set. `between` is called where the run may stop."""
+        """Return the means over the held-out set, and call `between` between batches.
+
+        The callback may raise Stopped.
+        """
 
     def sample_prompts(self, state: S) -> Sequence[Mapping[str, Any]]:
         """Return the model's continuations of the job's prompts, if there are any."""
@@ -247,17 +264,20 @@ class Spans(Sequence[range]):
 
 
 def cut_spans(start: int, total: int, size: int = 1, intervals: Iterable[int | None] = ()) -> Spans:
-    """Cut steps into spans of `size`, or of 1 before a multiple of one of the `intervals`.
+    """Cut the steps from `start` to `total` into spans that are dispatched together.
 
-    A tiny model's step is shorter than the time that the host needs to dispatch one, so several are
-    dispatched together. Evaluations and saves come between dispatches. The remaining steps before
-    one are dispatched one by one, so that a run needs only two programs.
+    A step of a tiny model takes less time than the host needs to dispatch it, so `size` steps are
+    dispatched together. Evaluations and saves, at multiples of the `intervals`, can only take place
+    between dispatches. If fewer than `size` steps remain before one, they are dispatched one by
+    one, so that a run needs only two programs.
     """
     if size == 1:
         return Spans(range(start, total + 1))
-    edges, periods = [start], [period for period in intervals if period is not None]
+    edges, pause_intervals = [start], [interval for interval in intervals if interval is not None]
     while (step := edges[-1]) < total:
-        next_pause = min([total, *(step - step % period + period for period in periods)])
-        whole_end = step + (next_pause - step) // size * size
-        edges += [*range(step + size, whole_end + 1, size), *range(whole_end + 1, next_pause + 1)]
+        next_pauses = (step - step % interval + interval for interval in pause_intervals)
+        pause = min([total, *next_pauses])
+        last_full_edge = step + (pause - step) // size * size
+        edges += range(step + size, last_full_edge + 1, size)
+        edges += range(last_full_edge + 1, pause + 1)
     return Spans(edges)

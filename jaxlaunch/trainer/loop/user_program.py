@@ -1,11 +1,11 @@
 """The checked arguments of `jaxlaunch.run`: the state, the step and the data of a program.
 
 The state is any pytree of arrays: dicts, optax states, flax.nnx modules, random keys. Between steps
-it is a flat dict, name -> array, and within a step the pytree that the program created first.
-Everything in it that is not an array (functions, sizes) is taken from that first pytree.
+it is a flat dict, name -> array. Within a step it is a pytree with the structure of the initial
+one, which also supplies everything that is not an array (functions, sizes).
 
-The batches are a function of the step, so that a resumed run sees the same batches. Each process
-makes the global batch and sends its own rows to its devices. From a dataset with `batch=` it reads
+A batch is a function of the step, so that a resumed run sees the same batches. Each process makes
+the global batch and puts its own rows on its devices. From a dataset with `batch=` a process reads
 only its own rows.
 """
 
@@ -38,13 +38,13 @@ Tree = Any
 # Name -> array, or ShapeDtypeStruct.
 NamedArrays = dict[str, Any]
 
-# Batches that are created before they are needed.
+# Batches that are prepared before they are needed.
 PREFETCHED_BATCHES = 2
 # Names of arrays that a message lists.
 MAX_LISTED = 5
 # The suffix of the names of metrics that must be finite.
 LOSS_SUFFIX = "loss"
-# Records use these names. A program may report the other metrics of a training itself.
+# Names of a run's records that a program's metrics may have, and those that they may not.
 _ALLOWED_METRICS = {Key.LOSS, Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE}
 RESERVED_METRICS = contract.RESERVED_METRICS - _ALLOWED_METRICS
 
@@ -59,12 +59,14 @@ DATA_HINT = (
 
 
 class ProgramState:
-    """A program's state, or the function that creates it. Building one allocates nothing.
+    """A program's state, or the function that creates it.
 
-    Raises SpecError for a state that is not a pytree of arrays, and for sharding rules that do not
-    fit.
+    The constructor allocates no arrays. It raises SpecError if the state is not a pytree of arrays,
+    or if the sharding rules do not fit.
 
     Attributes:
+        name: The state or the function in messages.
+        shardings: The sharding of each array by name.
         abstract: The shape, dtype and sharding of each array by name.
     """
 
@@ -75,7 +77,7 @@ class ProgramState:
         rules: Mapping[str, Sequence[str | None]] | None = None,
     ) -> None:
         self._state, self._mesh = state, mesh
-        # A model is callable, too, but it is a state itself. A function is its own only leaf.
+        # Some states are callable, such as models, but only a function is its own single leaf.
         leaves = jax.tree.leaves(state)
         self._is_function = callable(state) and len(leaves) == 1 and leaves[0] is state
         self.name, tree = "jaxlaunch.run(state=…)", state
@@ -94,7 +96,7 @@ class ProgramState:
         }
 
     def init_arrays(self) -> NamedArrays:
-        """Return the arrays before the first step, made on the devices or copied there."""
+        """Return the arrays before the first step, on the devices."""
         stored: NamedArrays = {}
         if not self._is_function:
             abstract_arrays = self.to_stored(self.abstract)
@@ -103,14 +105,14 @@ class ProgramState:
                 for name, leaf in name_leaves(self._state).items()
             }
 
-        def make(stored: NamedArrays) -> NamedArrays:
+        def make_arrays(stored: NamedArrays) -> NamedArrays:
             if self._is_function:
                 return _without_weak_types(name_leaves(self._state()))
             return self.from_stored(jax.tree.map(jnp.copy, stored))
 
         with self.trace_context():
             options = setup_compiler_options(self._mesh)
-            init = jax.jit(make, out_shardings=self.shardings, compiler_options=options)
+            init = jax.jit(make_arrays, out_shardings=self.shardings, compiler_options=options)
             state: NamedArrays = init(stored)
         return state
 
@@ -119,7 +121,7 @@ class ProgramState:
         return jax.tree.unflatten(self._structure, [arrays[name] for name in self.abstract])
 
     def to_stored(self, arrays: NamedArrays) -> NamedArrays:
-        """Convert arrays, abstract or not, to a checkpoint's. Random keys become numbers."""
+        """Convert arrays, abstract or not, to those of a checkpoint: random keys to numbers."""
         return {name: _unwrap_key(leaf) for name, leaf in arrays.items()}
 
     def from_stored(self, stored: Mapping[str, Any]) -> NamedArrays:
@@ -142,16 +144,16 @@ class ProgramState:
 
     @contextlib.contextmanager
     def trace_context(self) -> Iterator[None]:
-        """Set the mesh that the program's functions are traced under; flax places nothing."""
+        """Set the mesh for tracing the program's functions, and keep flax from placing arrays."""
         with jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             yield
 
     def _trace_function(self) -> Tree:
-        """Return the function's pytree with abstract arrays."""
+        """Return the pytree that the function creates, with abstract arrays."""
         trees: list[Tree] = []
 
         def make_arrays() -> list[Any]:
-            # Only arrays may leave the trace.
+            # A traced function can only return arrays. The tree has other objects, too.
             trees.append(self._state())
             return [leaf for leaf in jax.tree.leaves(trees[0]) if _is_array(leaf)]
 
@@ -182,10 +184,10 @@ class ProgramState:
 
 
 class ProgramStep:
-    """`step(state, batch) -> (state, metrics)`, or `step(state)` without data, traced once.
+    """A program's `step(state, batch) -> (state, metrics)`, or `step(state)` without data.
 
-    Raises SpecError for any other function, naming its file and line, and everything that tracing
-    raises.
+    The constructor traces the step once. It raises SpecError, with file and line, if the step is
+    not such a function, and passes on every exception of the trace.
     """
 
     def __init__(
@@ -212,9 +214,14 @@ class ProgramStep:
         """Compile the step ahead of time, donating its state."""
         replicated = NamedSharding(self._mesh, PartitionSpec())
         shardings = (self._state.shardings, jax.tree.map(lambda _: replicated, self._outputs))
-        jit: dict[str, Any] = {"donate_argnums": 0, "out_shardings": shardings}
         with self._state.trace_context():
-            self._compiled = Executable("program's", self._update, self._arguments, **jit)
+            self._compiled = Executable(
+                "program's",
+                self._update,
+                self._arguments,
+                donate_argnums=0,
+                out_shardings=shardings,
+            )
 
     def __call__(
         self, state: NamedArrays, batch: Tree | None
@@ -270,12 +277,13 @@ def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
 
 
 class ProgramBatches:
-    """The batches of a program's data on the mesh. The first one is made at once and checked.
+    """The batches of a program's data, on the mesh.
 
-    Raises SpecError for invalid data and for batches that do not divide, DataError for batches that
-    differ.
+    The constructor makes and checks the batch of step 0. It raises SpecError if the data is invalid
+    or a batch cannot be divided.
 
     Attributes:
+        name: The data in messages.
         size: Rows of a batch.
         abstract: The shape, dtype and sharding of each array of a batch.
         identity: The facts that must not change when a run resumes.
@@ -296,7 +304,7 @@ class ProgramBatches:
         self._first_batch: Tree = None
         self.identity: dict[str, Any] = {}
         if batch is None:
-            self._make, self.name, self._is_repeatable = _batch_function(data)
+            self._make_batch, self.name, self._is_repeatable = _batch_function(data)
             self._first_batch = self._global_batch(0)
             leaves = name_leaves(self._first_batch)
             rows = {name: leaf.shape[0] for name, leaf in leaves.items() if leaf.ndim}
@@ -324,14 +332,22 @@ class ProgramBatches:
         self._rows = meshes.process_rows(mesh, self.size)
         if batch is not None:
             source = _ProgramDataset(data)
-            order_options: dict[str, Any] = {"seed": seed, "shuffle": shuffle}
-            reading: dict[str, Any] = {
-                "rows": self._rows,
-                "prefetch": PREFETCHED_BATCHES,
-                "threads": 1,
+            self._pipeline = Pipeline(
+                source,
+                dict,
+                batch=batch,
+                seed=seed,
+                shuffle=shuffle,
+                rows=self._rows,
+                prefetch=PREFETCHED_BATCHES,
+                threads=1,
+            )
+            self.identity = {
+                "data": source.fingerprint(),
+                "batch": batch,
+                "seed": seed,
+                "shuffle": shuffle,
             }
-            self._pipeline = Pipeline(source, dict, batch=batch, **order_options, **reading)
-            self.identity = {"data": source.fingerprint(), "batch": batch, **order_options}
         self.abstract: Tree = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
             self._put_rows(self._local_rows(0)),
@@ -375,17 +391,17 @@ class ProgramBatches:
     def _put_batch(self, batch: Mapping[str, Any]) -> Tree:
         return self._put_rows(_without_weight(batch))
 
-    def _put_rows(self, local: Tree) -> Tree:
+    def _put_rows(self, local_rows: Tree) -> Tree:
         """Put this process's rows in global arrays over the batch axes; replicate scalars."""
-        rows = meshes.batch_sharding(self._mesh)
+        row_sharding = meshes.batch_sharding(self._mesh)
         replicated = NamedSharding(self._mesh, PartitionSpec())
 
         def put_leaf(leaf: np.ndarray[Any, Any]) -> Any:
             shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
-            place = rows if leaf.ndim else replicated
-            return jax.make_array_from_process_local_data(place, leaf, shape)
+            leaf_sharding = row_sharding if leaf.ndim else replicated
+            return jax.make_array_from_process_local_data(leaf_sharding, leaf, shape)
 
-        return jax.tree.map(put_leaf, local)
+        return jax.tree.map(put_leaf, local_rows)
 
     def _local_rows(self, step: int) -> Tree:
         """Return this process's rows of the batch of a step."""
@@ -396,17 +412,17 @@ class ProgramBatches:
         return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, batch)
 
     def _global_batch(self, step: int) -> Tree:
-        """Return the batch of a step. Raises DataError if step 0 has another structure."""
-        output = self._make(step)
+        """Return the batch of a step. Raises DataError if it differs in structure from step 0's."""
+        output = self._make_batch(step)
         if inspect.isgenerator(output) or isinstance(output, Iterator):
             kind = user_code.describe_type(output)
             raise SpecError(f"{self.name}: the batch of step {step} is {kind}; return its arrays")
         leaves = name_leaves(output)
-        wrong = next((name for name, leaf in leaves.items() if not _is_number(leaf)), None)
-        if wrong is not None or not leaves:
+        wrong_name = next((name for name, leaf in leaves.items() if not _is_number(leaf)), None)
+        if wrong_name is not None or not leaves:
             fault = user_code.describe_type(output)
-            if wrong is not None:
-                fault = f"{wrong} is {_describe_leaf(leaves[wrong])}"
+            if wrong_name is not None:
+                fault = f"{wrong_name} is {_describe_leaf(leaves[wrong_name])}"
             raise SpecError(
                 f"{self.name}: in the batch of step {step} {fault}; a batch is a pytree of arrays "
                 "of numbers"
@@ -426,20 +442,20 @@ class ProgramBatches:
 
 @runtime_checkable
 class _Indexable(Protocol):
-    """A program's object with numbered items."""
+    """A program's object with `data[index]`."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 @runtime_checkable
 class _BatchMaker(Protocol):
-    """A program's object that creates the batch of a step."""
+    """A program's object with `data.batch(step)`."""
 
     def batch(self, step: int, /) -> Any: ...
 
 
 class _ProgramDataset(MapDataset):
-    """A dataset that the program created."""
+    """A source of examples over a dataset object of the program."""
 
     def __init__(self, dataset: Any) -> None:
         self.name, self._args, self._dataset = type(dataset).__name__, {}, dataset
@@ -447,7 +463,7 @@ class _ProgramDataset(MapDataset):
 
 
 def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
-    """Return the function from step to batch, its name, and whether it must be repeatable."""
+    """Return the function step -> batch, its name, and whether to check that it is repeatable."""
     kind = user_code.describe_type(data)
     if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
         raise SpecError(
@@ -469,6 +485,7 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
 
 
 def _check_signature(function: Callable[..., Any], call: str, count: int, hint: str = "") -> None:
+    """Raise SpecError unless the function can be called with `count` positional arguments."""
     # Functions written in C may have no signature.
     with contextlib.suppress(ValueError):
         try:
@@ -497,13 +514,13 @@ def name_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _leaf_name(path: Iterable[Any]) -> str:
-    # The value of an nnx variable goes by the name of the variable.
+    # An nnx variable holds its array in `value`, which is not part of the name.
     name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
     return name.removesuffix(".value") or "state"
 
 
 def find_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Describe the first leaf of another shape or dtype, or that only one has; None if alike."""
+    """Describe the first leaf whose presence, shape or dtype differs; None if there is none."""
     for name in dict.fromkeys([*old, *new]):
         if name not in new:
             return f"no {name} ({_describe_leaf(old[name])})"
@@ -539,7 +556,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _without_weak_types(arrays: NamedArrays) -> NamedArrays:
-    """Convert weak types to strong ones: a step is compiled for one type only."""
+    """Convert weak types to strong ones, because a step is compiled for one type only."""
     return {
         name: leaf if _is_key(leaf) else jnp.asarray(leaf, jnp.result_type(leaf))
         for name, leaf in arrays.items()
@@ -553,22 +570,23 @@ def _unwrap_key(leaf: Any) -> Any:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.random.key_data(leaf)
     assert isinstance(leaf.sharding, NamedSharding)
-    place = NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
-    return jax.eval_shape(jax.random.key_data, leaf).update(sharding=place)
+    # The numbers have one more dimension than the key, which is replicated.
+    data_sharding = NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
+    return jax.eval_shape(jax.random.key_data, leaf).update(sharding=data_sharding)
 
 
 def _put_on_mesh(leaf: Any, abstract_array: jax.ShapeDtypeStruct) -> jax.Array:
-    """Put a program's array on the mesh, each device with its part."""
+    """Put a program's array on the mesh, split as `abstract_array` is."""
     data = _unwrap_key(leaf)
     if isinstance(data, jax.Array) and not data.is_fully_addressable:
         # It is a global array already.
         return data
-    array, place = np.asarray(data, abstract_array.dtype), abstract_array.sharding
-    return jax.make_array_from_callback(array.shape, place, array.__getitem__)
+    array = np.asarray(data, abstract_array.dtype)
+    return jax.make_array_from_callback(array.shape, abstract_array.sharding, array.__getitem__)
 
 
 def _to_device_dtype(leaf: Any) -> np.ndarray[Any, Any]:
-    """Convert an array to the dtype on a device: of 32 bits, unless JAX is configured otherwise."""
+    """Convert an array to the dtype that it has on a device, by default one of 32 bits."""
     array = np.asarray(leaf)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 

@@ -1,11 +1,11 @@
 """Numbers of a run (means, speeds, counts, memory, step times) and their export to Prometheus.
 
-The loop splits its time into parts, measured on the host at about one microsecond per step. Steps
-are asynchronous, so the parts tell what the loop waited for, not what the device did: `device` is
-the wait for the previous step, and `host` is the time that no other part accounts for.
+The loop splits its time into parts. Steps are asynchronous, so a part is the time that the loop
+waited, not what the device did: `device` is the wait for the previous step, and `host` is all time
+that is in no other part. The measurement takes about one microsecond per step.
 
-The agent of the process gets all numbers as one Prometheus text over a Unix socket. A separate
-thread reads them at each scrape, so they cost the loop nothing.
+At each scrape, a separate thread sends all numbers to the agent of the process, as one Prometheus
+text over a Unix socket.
 """
 
 from __future__ import annotations
@@ -38,54 +38,55 @@ TOKENS, TARGETS = Counter("jaxlaunch_tokens_total"), Counter("jaxlaunch_targets_
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
 # Means of a step that are not the task's.
 STEP_KEYS = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)
-# Prometheus name of each number that is also one of a line of metrics.jsonl.
+# Prometheus names of the gauges that are also in lines of metrics.jsonl, by their keys there.
 GAUGES = {row.key: row.name for row in PROMETHEUS if row.key is not None and row.type == "gauge"}
 
-# Upper bounds of the step time histogram, in seconds: 1 ms to 10 minutes, about two to a decade.
+# Upper bounds of the step time histogram: 1 ms to 10 minutes.
 STEP_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
-# The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold
+# The first dispatch of an attempt does not wait for a previous one, and the second waits for a cold
 # device.
 WARMUP_DISPATCHES = 2
-# Seconds of steps in one report of a process's own time. Shorter ones differ by chance.
+# The shortest period for which a process reports its own share of the time. In shorter periods the
+# shares of equal processes differ by chance.
 OWN_PERIOD_S = 2.0
 # Number of steps over which the median is taken.
 RECENT_STEPS = 100
 
 
 class LoopPart:
-    """Seconds spent in one part of the loop, as a reusable context manager. Parts do not nest.
+    """Measures the seconds that the loop spends in one part, as a reusable context manager.
 
-    The scraping thread reads while the loop writes, so the seconds and the start of the current
-    visit are one tuple, which is replaced atomically.
+    Parts do not nest. The thread of a scrape reads while the loop writes, so the seconds and the
+    start of the current visit are in one tuple, which is replaced atomically.
     """
 
-    __slots__ = ("_spent",)
+    __slots__ = ("_seconds_and_start",)
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the time spent so far."""
-        self._spent: tuple[float, float | None] = (0.0, None)
+        """Reset the time to zero."""
+        self._seconds_and_start: tuple[float, float | None] = (0.0, None)
 
     @property
     def seconds(self) -> float:
-        """Seconds of the visits that have ended."""
-        return self._spent[0]
+        """Seconds of all visits except the current one."""
+        return self._seconds_and_start[0]
 
     def seconds_until(self, now: float) -> float:
-        """Return the seconds including the current visit until `now`. They never decrease."""
-        seconds, began = self._spent
-        return seconds if began is None else seconds + max(0.0, now - began)
+        """Return the seconds of all visits, with those of the current one until `now`."""
+        seconds, start = self._seconds_and_start
+        return seconds if start is None else seconds + max(0.0, now - start)
 
     def __enter__(self) -> None:
-        self._spent = (self._spent[0], perf_counter())
+        self._seconds_and_start = (self.seconds, perf_counter())
 
-    def __exit__(self, *raised: object) -> None:
-        self._spent = (self.seconds_until(perf_counter()), None)
+    def __exit__(self, *exception_info: object) -> None:
+        self._seconds_and_start = (self.seconds_until(perf_counter()), None)
 
 
 class Interval(NamedTuple):
@@ -103,38 +104,49 @@ class Interval(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A moment between two steps."""
+    """A moment between two steps.
+
+    Attributes:
+        steps: Steps that were complete.
+        time_s: The time of `perf_counter`.
+        paused_s: Seconds of evaluation and saves so far.
+    """
 
     steps: int
     time_s: float
-    paused_s: float  # seconds of evaluation and saves until then
+    paused_s: float
 
 
 class StepTimer:
-    """Counts steps and splits the time between them."""
+    """Counts steps, and measures their times and the parts of the loop.
+
+    Attributes:
+        steps: Steps that were completed.
+        counts: Steps by the bounds of the histogram. The last count is of those above every bound.
+        seconds: Time of all counted steps.
+    """
 
     def __init__(self) -> None:
         self._parts = {name: LoopPart() for name in ("data", "device", "save", "eval")}
         self.steps = self._dispatches = 0
-        # Steps by time; the last bin is for those above every bound.
         self.counts = [0] * (len(STEP_BOUNDS_S) + 1)
-        # Sum over all counted steps.
         self.seconds = 0.0
+        # Seconds of each of the last steps after the warm-up.
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
-        # Seconds by part at the last call of `own_share`.
-        self._shared_parts: dict[str, float] = {}
         self.start()
 
     def start(self) -> None:
-        """Start the clock of the loop, which excludes the time of restoring and compiling."""
+        """Start the clock of the loop, after restoring and compiling."""
         for part in self._parts.values():
             part.clear()
-        self._began = perf_counter()
-        self._host = 0.0
-        self._last = Mark(self.steps, self._began, 0.0)
-        # The speed of the next interval is measured from this mark.
-        self._warm: Mark | None = None
-        self._last_part_seconds = self._shared_parts = self.part_seconds()
+        self._start_s = perf_counter()
+        self._host_s = 0.0
+        self._last_step = Mark(self.steps, self._start_s, 0.0)
+        # The mark from which the speed of the next interval is measured, once the loop is warm.
+        self._interval_start: Mark | None = None
+        # Seconds by part at the last `end_interval`, and at the last result of `own_share`.
+        self._interval_parts: dict[str, float] = self.part_seconds()
+        self._own_share_parts: dict[str, float] = self._interval_parts
 
     def get_part(self, name: str) -> LoopPart:
         """Return the part `name` (data, device, save, eval) for a `with` statement."""
@@ -142,72 +154,73 @@ class StepTimer:
 
     def end_step(self, count: int = 1) -> None:
         """Count one completed step, or `count` of them in one dispatch."""
-        previous = self._last
-        now, paused = perf_counter(), self._parts["save"].seconds + self._parts["eval"].seconds
-        seconds = now - previous.time_s - (paused - previous.paused_s)
+        previous, now = self._last_step, perf_counter()
+        paused_s = self._parts["save"].seconds + self._parts["eval"].seconds
+        seconds = now - previous.time_s - (paused_s - previous.paused_s)
         self.steps += count
         self._dispatches += 1
-        self._last = Mark(self.steps, now, paused)
+        self._last_step = Mark(self.steps, now, paused_s)
         self.counts[bisect_left(STEP_BOUNDS_S, seconds / count)] += count
         self.seconds += seconds
         if self._dispatches > WARMUP_DISPATCHES:
             self._recent.append(seconds / count)
         elif self._dispatches == WARMUP_DISPATCHES:
-            self._warm = self._last
+            self._interval_start = self._last_step
 
     def end_interval(self, share: float = 1.0) -> Interval:
-        """Return this share of the time since the last call, and leave the rest to the next."""
-        previous_s, current_s = self._last_part_seconds, self.part_seconds()
+        """End an interval, to which this share of the time since the last one belongs."""
+        previous_s, current_s = self._interval_parts, self.part_seconds()
         parts = {name: (seconds - previous_s[name]) * share for name, seconds in current_s.items()}
-        self._last_part_seconds = {name: previous_s[name] + parts[name] for name in parts}
+        self._interval_parts = {name: previous_s[name] + parts[name] for name in parts}
         if share == 1.0:
-            self._last_part_seconds = current_s
+            # The sums above may have rounding errors.
+            self._interval_parts = current_s
         steps_per_s = None
-        if self._warm is not None and self._last.steps > self._warm.steps:
-            paused_s = self._last.paused_s - self._warm.paused_s
-            busy_s = self._last.time_s - self._warm.time_s - paused_s
-            steps_per_s = (self._last.steps - self._warm.steps) / busy_s
-            self._warm = self._last
+        start, end = self._interval_start, self._last_step
+        if start is not None and end.steps > start.steps:
+            busy_s = end.time_s - start.time_s - (end.paused_s - start.paused_s)
+            steps_per_s = (end.steps - start.steps) / busy_s
+            self._interval_start = end
         return Interval(sum(parts.values()), parts, steps_per_s)
 
     def median_s(self) -> float | None:
-        """Return the median time of the recent steps after the warm-up, if there are any."""
+        """Return the median time of the last steps; None during the warm-up."""
         return statistics.median(self._recent) if self._recent else None
 
     def own_share(self) -> float | None:
-        """Return the share of the last steps that this process spent on data and on the host.
+        """Return the share of the step time that this process spent on its own data and host work.
 
-        All processes of a gang take the same time for a step, because each waits for the slowest
-        one in `device`. What differs between them is what each of them does by itself. The answer
-        is None until OWN_PERIOD_S of steps have passed since the last one.
+        A slow process shows by this share. Its steps take as long as those of all others, because
+        each process waits in `device` for the slowest one. The result is for the time since the
+        last result, and None while that is shorter than OWN_PERIOD_S.
         """
-        current_s, earlier_s = self.part_seconds(), self._shared_parts
-        spent = {part: current_s[part] - earlier_s[part] for part in ("data", "host", "device")}
-        total_s = sum(spent.values())
+        current_s, previous_s = self.part_seconds(), self._own_share_parts
+        spent_s = {part: current_s[part] - previous_s[part] for part in ("data", "host", "device")}
+        total_s = sum(spent_s.values())
         if total_s < OWN_PERIOD_S:
             return None
-        is_warm = self._dispatches > WARMUP_DISPATCHES and self._shared_parts["device"] > 0
-        self._shared_parts = current_s
-        return 1 - spent["device"] / total_s if is_warm else None
+        is_warm = self._dispatches > WARMUP_DISPATCHES and previous_s["device"] > 0
+        self._own_share_parts = current_s
+        return 1 - spent_s["device"] / total_s if is_warm else None
 
     def part_seconds(self) -> dict[str, float]:
         """Return seconds by part since the start, never decreasing; `host` is all other time."""
         now = perf_counter()
         seconds = {name: part.seconds_until(now) for name, part in self._parts.items()}
-        self._host = max(self._host, now - self._began - sum(seconds.values()))
-        return seconds | {"host": self._host}
+        self._host_s = max(self._host_s, now - self._start_s - sum(seconds.values()))
+        return seconds | {"host": self._host_s}
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Amount of work in a run.
+    """The amount of work of a run.
 
     Attributes:
         total_steps: Steps of the whole run.
         examples_per_step: Size of the global batch.
-        has_targets: Whether the weight of a loss counts targets of rows of tokens.
+        has_targets: Whether the weight of a loss is the number of target tokens.
         dataset_examples: Examples of the training set, if known.
-        epochs: Passes over each part of a mixture after a number of examples.
+        epochs: A function from a number of examples to passes over each part of a mixture.
     """
 
     total_steps: int
@@ -224,7 +237,13 @@ class Workload:
 
 
 class Throughput:
-    """Speeds of all ranks in the last interval."""
+    """Computes the speeds of all ranks together in the last interval.
+
+    Attributes:
+        flops_per_step: Model FLOPs of a step, if known.
+        peak_flops: Peak FLOP/s of all devices, if known.
+        speeds: Examples, tokens and targets per second, and MFU.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -242,18 +261,18 @@ class Throughput:
         self._recent.append((tokens, targets))
 
     def end_interval(self, steps_per_s: float | None) -> None:
-        """Compute the speeds of an interval; `steps_per_s` None keeps the old ones."""
+        """Compute the speeds of an interval; without `steps_per_s` they do not change."""
         if steps_per_s is not None:
-            work, count = self._workload, len(self._recent)
+            workload, count = self._workload, len(self._recent)
             self.speeds = dict.fromkeys(SPEEDS)
-            if work.examples_per_step:
-                self.speeds[Key.EXAMPLES_PER_S] = work.examples_per_step * steps_per_s
+            if workload.examples_per_step:
+                self.speeds[Key.EXAMPLES_PER_S] = workload.examples_per_step * steps_per_s
             if count:
                 tokens, targets = (
                     sum(column) / count for column in zip(*self._recent, strict=True)
                 )
                 self.speeds[Key.TOKENS_PER_S] = tokens * steps_per_s
-                if work.has_targets:
+                if workload.has_targets:
                     self.speeds[Key.TARGETS_PER_S] = targets * steps_per_s
             if self.flops_per_step is not None and self.peak_flops is not None:
                 self.speeds[Key.MFU] = self.flops_per_step * steps_per_s / self.peak_flops
@@ -272,15 +291,15 @@ Value = float | None | Mapping[Labels, float | None] | Histogram
 
 
 class Counters:
-    """The numbers of one process. The loop writes them, and the thread of a scrape reads them."""
+    """The numbers of one process, which the loop writes and the thread of a scrape reads."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.timer = workload, StepTimer()
         self.throughput = Throughput(workload)
-        # The newest complete step on storage, and when it was complete.
+        # The newest committed step, and the time of its commit.
         self.checkpoint_step: int | None = None
         self.committed_at = time.monotonic()
-        # Number of steps that were complete when the loop began.
+        # Steps that were complete when the loop started.
         self.first_step = 0
         self.train_means: dict[str, float] = {}
         self.eval_means: dict[str, float] = {}
@@ -288,24 +307,27 @@ class Counters:
 
     def prometheus_values(self) -> dict[str, Value]:
         """Return the values of the trainer's rows in contract.PROMETHEUS, for a scrape."""
-        timer, work, speed = self.timer, self.workload, self.throughput
-        step, steps = self.first_step + timer.steps, timer.steps
-        task: dict[Labels, float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
-        trained = {name: mean for name, mean in self.train_means.items() if name not in STEP_KEYS}
-        for split, means in (("train", trained), ("eval", self.eval_means)):
-            task |= {(split, name): value for name, value in means.items()}
-        numbers = self.train_means | speed.speeds | {Key.STEP: step, Key.EPOCH: work.epoch_at(step)}
+        timer, workload, throughput = self.timer, self.workload, self.throughput
+        step = self.first_step + timer.steps
+        task_metrics: dict[Labels, float | None] = {
+            (split, Key.LOSS): None for split in ("train", "eval")
+        }
+        task_means = {key: mean for key, mean in self.train_means.items() if key not in STEP_KEYS}
+        for split, means in (("train", task_means), ("eval", self.eval_means)):
+            task_metrics |= {(split, name): value for name, value in means.items()}
+        numbers = self.train_means | throughput.speeds
+        numbers |= {Key.STEP: step, Key.EPOCH: workload.epoch_at(step)}
         values: dict[str, Value] = {**read_totals()}
         values |= {name: numbers.get(key) for key, name in GAUGES.items()}
         part_seconds = timer.part_seconds().items()
         return values | {
-            "jaxlaunch_target_step": work.total_steps,
-            "jaxlaunch_steps_total": steps,
+            "jaxlaunch_target_step": workload.total_steps,
+            "jaxlaunch_steps_total": timer.steps,
             "jaxlaunch_step_seconds": Histogram(STEP_BOUNDS_S, tuple(timer.counts), timer.seconds),
             "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in part_seconds},
-            "jaxlaunch_examples_total": work.examples_per_step * steps,
-            "jaxlaunch_model_flops_per_step": speed.flops_per_step,
-            "jaxlaunch_task_metric": task,
+            "jaxlaunch_examples_total": workload.examples_per_step * timer.steps,
+            "jaxlaunch_model_flops_per_step": throughput.flops_per_step,
+            "jaxlaunch_task_metric": task_metrics,
             "jaxlaunch_resident_memory_bytes": host_load.read_resident_bytes(),
             "jaxlaunch_device_memory_bytes": self.device_bytes,
             "jaxlaunch_checkpoint_step": self.checkpoint_step,
@@ -314,7 +336,7 @@ class Counters:
 
 
 def read_device_bytes() -> dict[Labels, float | None]:
-    """Return bytes by (device, kind); None on platforms that do not count them, such as CPU."""
+    """Return bytes by (device, kind), None on platforms without these counts, such as CPUs."""
     kinds = {"in_use": "bytes_in_use", "peak": "peak_bytes_in_use", "limit": "bytes_limit"}
     sizes: dict[Labels, float | None] = {}
     for device in jax.local_devices():
@@ -326,7 +348,7 @@ def read_device_bytes() -> dict[Labels, float | None]:
 def memory_numbers(
     device_bytes: Mapping[Labels, float | None], host: host_load.HostLoad
 ) -> dict[str, float | None]:
-    """Return the memory of the fullest device, of this process and of the host, and its load."""
+    """Return the memory of the fullest device and of this process, and the load of the host."""
     numbers = {Key.PROCESS_GIB: host_load.to_gib(host_load.read_resident_bytes())}
     for key, kind in ((Key.DEVICE_GIB, "peak"), (Key.DEVICE_LIMIT_GIB, "limit")):
         sizes = [size for (_, name), size in device_bytes.items() if name == kind and size]
@@ -339,7 +361,7 @@ def memory_numbers(
 
 METRIC_ROWS = tuple(metric for metric in PROMETHEUS if metric.exporter == "trainer")
 # Timeout for a reader that connects but does not read.
-PATIENCE_S = 5.0
+SCRAPE_TIMEOUT_S = 5.0
 
 
 class RankCollector(Collector):
@@ -387,9 +409,9 @@ class Exporter:
     def close(self) -> None:
         """Stop the thread and remove the socket, which may already be gone."""
         with contextlib.suppress(OSError):
-            # The shutdown wakes accept.
+            # The shutdown makes `accept` return.
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(2 * PATIENCE_S)
+        self._thread.join(2 * SCRAPE_TIMEOUT_S)
         self._listener.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
@@ -402,5 +424,5 @@ class Exporter:
                 return
             # The reader may have disconnected.
             with connection, contextlib.suppress(OSError):
-                connection.settimeout(PATIENCE_S)
+                connection.settimeout(SCRAPE_TIMEOUT_S)
                 connection.sendall(generate_latest(self._registry))

@@ -1,6 +1,7 @@
-"""Means of an evaluation, and decisions on a watched metric: best steps, early stop.
+"""Means of an evaluation, and decisions on a watched metric: the best steps, and an early stop.
 
-The values so far are saved with the state, so that a resumed run decides like an uninterrupted one.
+The values so far are saved with each checkpoint, so that a resumed run takes the same decisions as
+an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,51 +19,53 @@ from jaxlaunch.trainer.spec import EVAL_PREFIX, Best, StopEarly, WatchedMetric
 
 
 class EvaluationMeans:
-    """Sums over an evaluation's batches; `derived` computes further metrics from means."""
+    """Sums over the batches of an evaluation, and their means at the end.
 
-    def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
-        self._derived = derived
-        # Sum and weight of each metric, for each part of a mixture, and under None for the whole
-        # set.
-        self._pairs: dict[str | None, dict[str, tuple[float, float]]] = {None: {}}
-        # The routing of a model with experts, float64, by the same parts.
+    `derive_metrics` computes further metrics from the means.
+    """
+
+    def __init__(self, derive_metrics: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
+        self._derive_metrics = derive_metrics
+        # (sum, weight) by part of a mixture and name of the metric. The part None is the whole set.
+        self._sums: dict[str | None, dict[str, tuple[float, float]]] = {None: {}}
+        # The routing of a model with experts by part, in float64.
         self._routings: dict[str | None, Routing] = {}
 
     def add(self, part: str | None, sums: Mapping[str, Any]) -> None:
         """Add the sums and weights of a batch, whose examples all belong to `part`."""
-        wide = {name: jax.tree.map(np.float64, item) for name, item in sums.items()}
-        routing = wide.pop(Key.ROUTING, None)
+        batch_sums = {name: jax.tree.map(np.float64, item) for name, item in sums.items()}
+        batch_routing = batch_sums.pop(Key.ROUTING, None)
         for key in {None, part}:
-            pairs = self._pairs.setdefault(key, {})
-            for name, (total, weight) in wide.items():
-                total_before, weight_before = pairs.get(name, (0.0, 0.0))
-                pairs[name] = (total_before + float(total), weight_before + float(weight))
-            if routing is not None:
-                before = self._routings.get(key) or jax.tree.map(np.zeros_like, routing)
-                self._routings[key] = jax.tree.map(np.add, before, routing)
+            part_sums = self._sums.setdefault(key, {})
+            for name, (batch_total, batch_weight) in batch_sums.items():
+                total, weight = part_sums.get(name, (0.0, 0.0))
+                part_sums[name] = (total + float(batch_total), weight + float(batch_weight))
+            if batch_routing is not None:
+                routing = self._routings.get(key) or jax.tree.map(np.zeros_like, batch_routing)
+                self._routings[key] = jax.tree.map(np.add, routing, batch_routing)
 
     def compute_means(self) -> dict[str, float]:
         """Return the means of the whole set and of its parts, as `loss` and `loss/code`."""
         means = self._part_means(None)
-        for part in self._pairs.keys() - {None}:
+        for part in self._sums.keys() - {None}:
             part_means = self._part_means(part).items()
             means |= {f"{name}/{part}": mean for name, mean in part_means if "/" not in name}
         return means
 
     def _part_means(self, part: str | None) -> dict[str, float]:
-        pairs = dict(self._pairs[part])
-        examples, _ = pairs.pop(Key.EXAMPLES)
+        sums = dict(self._sums[part])
+        examples, _ = sums.pop(Key.EXAMPLES)
         means = {
-            name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()
+            name: total / weight if weight else math.nan for name, (total, weight) in sums.items()
         }
         if part in self._routings:
             routing_means = self._routings[part].metric_means()
             means |= {name: float(mean) for name, mean in routing_means.items()}
-        return {**means, **self._derived(means), Key.EXAMPLES: examples}
+        return {**means, **self._derive_metrics(means), Key.EXAMPLES: examples}
 
 
 def watched_value(watched: WatchedMetric, means: Mapping[str, float]) -> float:
-    """Return the watched metric among the means of an evaluation."""
+    """Return the value of the watched metric in the means of an evaluation."""
     return means[watched.metric.removeprefix(EVAL_PREFIX)]
 
 
@@ -79,7 +82,8 @@ class BestSteps:
 
     def __init__(self, best: Best) -> None:
         self.rule = best
-        self._values: list[tuple[int, float]] = []  # (step, value), best first
+        # (step, value), the best first.
+        self._values: list[tuple[int, float]] = []
 
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is never among the best."""
@@ -98,7 +102,7 @@ class BestSteps:
         return _watched_key(self.rule) | {"steps": [[step, value] for step, value in self._values]}
 
     def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
-        """Restore the state from a checkpoint of the same metric, for existing `steps`."""
+        """Restore the values that exist in `steps`, if the checkpoint is of the same metric."""
         if meta is not None and _watched_key(self.rule).items() <= meta.items():
             values = [(int(step), float(value)) for step, value in meta["steps"] if step in steps]
             self._values = values[: self.rule.keep]
@@ -110,7 +114,8 @@ class Patience:
     def __init__(self, rule: StopEarly) -> None:
         self.rule = rule
         self._best: tuple[int, float] | None = None
-        self._stale = 0
+        # Evaluations since the best one.
+        self._stale_count = 0
 
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite never improves."""
@@ -118,31 +123,31 @@ class Patience:
             self.rule, value, self._best[1], self.rule.min_delta
         )
         if math.isfinite(value) and is_better:
-            self._best, self._stale = (step, value), 0
+            self._best, self._stale_count = (step, value), 0
         else:
-            self._stale += 1
+            self._stale_count += 1
 
     @property
     def is_over(self) -> bool:
-        """Return whether the run should end."""
-        return self._stale >= self.rule.patience
+        """Whether the run should end."""
+        return self._stale_count >= self.rule.patience
 
     def describe_end(self) -> str:
-        """Return a sentence about why the run ends."""
+        """Return the reason for the early stop as a sentence."""
         rule = self.rule
         margin = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
         best = "" if self._best is None else f" than {self._best[1]:.6g} of step {self._best[0]}"
-        times = f"{self._stale} evaluation{'s' * (self._stale != 1)}"
+        times = f"{self._stale_count} evaluation{'s' * (self._stale_count != 1)}"
         return f"{rule.metric} was not better{best}{margin} in {times} (train.stop_early)"
 
     def to_meta(self) -> dict[str, Any]:
         """Return the state for the metadata of a checkpoint."""
         best = None if self._best is None else list(self._best)
-        return _watched_key(self.rule) | {"best": best, "stale": self._stale}
+        return _watched_key(self.rule) | {"best": best, "stale": self._stale_count}
 
     def resume(self, meta: Mapping[str, Any] | None) -> None:
-        """Restore the state from a checkpoint of the same metric."""
+        """Restore the state, if the checkpoint is of the same metric."""
         if meta is not None and _watched_key(self.rule).items() <= meta.items():
             best = meta["best"]
             self._best = None if best is None else (int(best[0]), float(best[1]))
-            self._stale = int(meta["stale"])
+            self._stale_count = int(meta["stale"])

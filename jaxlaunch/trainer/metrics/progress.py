@@ -1,8 +1,8 @@
-"""The trainer's reports to its agent, as lines on the progress pipe that never block the loop.
+"""The trainer's reports to its agent, as lines on the progress pipe.
 
-Reports of steps and metrics are cheap, because a thread sends only the newest ones, at most ten
-times per second. Everything else is sent immediately and in order. Without a pipe no call has an
-effect.
+No report blocks the loop. Steps, metrics and the process's own time change often, so a thread sends
+their newest values, at most ten times per second. All other messages are sent immediately and in
+order. Without a pipe the methods do nothing.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from typing import Any
 from jaxlaunch import contract, reporting
 from jaxlaunch.runs.journal import replace_non_finite
 
-# Minimum time between two updates of the same phase.
+# Time between two updates that the thread sends.
 PERIOD_S = 0.1
-# Changes of phase that may be sent at once before they also wait for the thread.
+# Changes of the phase that may be sent immediately, one after the other. Further ones wait for the
+# thread. One more is allowed after each period.
 MAX_BURST = 10
 
 
 class Progress:
-    """The child's end of the progress pipe, safe to call from any thread."""
+    """The trainer's end of the progress pipe, safe to use from any thread."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
-        # Nothing has been sent yet.
-        self._state = self._sent = ("", 0)
-        # Newest metrics that have not been sent.
+        # The newest (phase, step), and the last one that was sent.
+        self._state = self._sent_state = ("", 0)
+        # The newest metrics and own time, until they are sent.
         self._metrics: Mapping[str, Any] | None = None
-        # Own time that has not been sent.
-        self._own: int | None = None
+        self._own_permille: int | None = None
         # Bounded, so that an agent that stalls does not exhaust memory.
         self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)
-        self._credit = float(MAX_BURST)
-        self._credited = time.monotonic()
+        # Changes of the phase that may be sent immediately, as of the time after it.
+        self._burst_credit = float(MAX_BURST)
+        self._credit_time_s = time.monotonic()
         self._lock = threading.RLock()
-        self._due = threading.Event()
-        self._closed = threading.Event()
+        self._has_updates = threading.Event()
+        self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._send_updates, name="progress", daemon=True)
         if fd is not None:
             self._thread.start()
 
     def report_hello(self) -> None:
-        """Identify the built-in trainer, whose exit codes are those of the contract."""
+        """Report that this program uses the exit codes of the contract, and its versions."""
         versions = {"python": platform.python_version(), "jax": importlib.metadata.version("jax")}
         self._post_message({"hello": "trainer", **versions})
 
@@ -57,19 +58,20 @@ class Progress:
         self._post_message({"joined": True})
 
     def report_phase(self, name: str, step: int) -> None:
-        """Report that the process is in phase `name` after `step` steps. Cheap."""
+        """Report that the process is in phase `name` after `step` steps."""
         if self._fd is None:
             return
         previous, self._state = self._state, (name, step)
         reporting.set_step(step)
         now = time.monotonic()
-        self._credit = min(MAX_BURST, self._credit + (now - self._credited) / PERIOD_S)
-        self._credited = now
-        if previous[0] != name and self._credit >= 1:
-            self._credit -= 1
+        new_credit = (now - self._credit_time_s) / PERIOD_S
+        self._burst_credit = min(MAX_BURST, self._burst_credit + new_credit)
+        self._credit_time_s = now
+        if previous[0] != name and self._burst_credit >= 1:
+            self._burst_credit -= 1
             self._flush_outbox()
-        elif not self._due.is_set():
-            self._due.set()
+        elif not self._has_updates.is_set():
+            self._has_updates.set()
 
     @contextlib.contextmanager
     def temporary_phase(self, name: str, step: int) -> Iterator[None]:
@@ -82,7 +84,7 @@ class Progress:
             self.report_phase(*previous)
 
     def report_total(self, steps: int) -> None:
-        """Report the steps of the whole run."""
+        """Report the number of steps of the whole run."""
         self._post_message({"total": steps})
 
     def report_found(self, step: int) -> None:
@@ -102,17 +104,17 @@ class Progress:
         if self._fd is not None:
             with self._lock:
                 self._metrics = values
-            self._due.set()
+            self._has_updates.set()
 
     def report_own_time(self, permille: int) -> None:
-        """Report the thousandths of the newest steps that this process spent by itself."""
+        """Report the share of the newest step times that this process spent on its own work."""
         if self._fd is not None:
             with self._lock:
-                self._own = permille
-            self._due.set()
+                self._own_permille = permille
+            self._has_updates.set()
 
     def report_stopped(self, step: int, saved: bool, note: str = "") -> None:
-        """Report that the process stopped after `step` on SIGTERM, and whether it saved."""
+        """Report that the process stops after `step` because of a SIGTERM, and if it saved."""
         self._post_message({"stopped": {"step": step, "saved": saved, "note": note}})
 
     def report_profile(self, values: Mapping[str, Any]) -> None:
@@ -124,18 +126,21 @@ class Progress:
         self._post_message({"note": text})
 
     def report_error(self, exception: BaseException, code: int | None, message: str = "") -> None:
-        """Report the exception that ends the process, its exit code, or another message."""
+        """Report the exception that ends the process, and its exit code.
+
+        A `message` replaces that of the exception.
+        """
         self._post_message(contract.error_line(exception, code, message))
 
     def report_refusal(self, message: str, code: int) -> None:
-        """Report a fault that the user can fix, for which the process ends with `code`."""
+        """Report an error that the user can fix, and the exit code `code` of the process."""
         self._post_message(contract.refusal_record(message[: contract.MESSAGE_CHARS], code))
 
     def close(self) -> None:
-        """Send the remaining messages, as far as the pipe accepts them, without closing it."""
+        """Send the remaining messages, as far as the pipe accepts them, and end the thread."""
         if self._fd is not None:
-            self._closed.set()
-            self._due.set()
+            self._is_closed.set()
+            self._has_updates.set()
             self._thread.join()
             self._flush_outbox()
             reporting.flush_samples()
@@ -144,41 +149,41 @@ class Progress:
         if self._fd is None:
             return
         with self._lock:
-            if self._state != self._sent:
+            if self._state != self._sent_state:
                 # The agent must read the step before the message that refers to it.
-                self._sent = self._state
+                self._sent_state = self._state
                 self._outbox.append(_state_line(self._state))
             self._outbox.append(message)
             self._flush_outbox()
 
     def _flush_outbox(self) -> None:
-        """Write the queued messages. What a full pipe refuses is retried by the thread."""
+        """Send all messages and updates. If the pipe is full, the thread retries the rest."""
         with self._lock:
             while self._outbox:
                 if not self._send(self._outbox[0]):
                     return
                 self._outbox.popleft()
             state, metrics = self._state, self._metrics
-            if state != self._sent:
+            if state != self._sent_state:
                 if not self._send(_state_line(state)):
                     return
-                self._sent = state
+                self._sent_state = state
             if metrics is not None and self._send({"metrics": replace_non_finite(metrics)}):
                 self._metrics = None
-            if self._own is not None and self._send({"own": self._own}):
-                self._own = None
+            if self._own_permille is not None and self._send({"own": self._own_permille}):
+                self._own_permille = None
 
     def _send(self, message: Mapping[str, Any]) -> bool:
         assert self._fd is not None
         is_sent = contract.send(self._fd, message)
         if not is_sent:
-            self._due.set()
+            self._has_updates.set()
         return is_sent
 
     def _send_updates(self) -> None:
-        while not self._closed.wait(PERIOD_S):
-            self._due.wait()
-            self._due.clear()
+        while not self._is_closed.wait(PERIOD_S):
+            self._has_updates.wait()
+            self._has_updates.clear()
             self._flush_outbox()
 
 

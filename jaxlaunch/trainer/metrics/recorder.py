@@ -1,8 +1,8 @@
-"""The metrics of a run: to Prometheus, the run folder, the agent, and standard output.
+"""Records a run's metrics: in Prometheus, the run folder, the agent, and standard output.
 
-The loop calls this module at log intervals, evaluations and saves; a step only uses `timer`. Every
-process exports to Prometheus, and process 0 also writes and prints. A failing disk or socket raises
-no exception here, but is noted once.
+The loop calls `Metrics` at log intervals, evaluations and saves. Every process exports its numbers
+to Prometheus, and process 0 also writes files and prints. If a disk or a socket fails, the run
+continues, and a note says so once.
 """
 
 from __future__ import annotations
@@ -35,33 +35,35 @@ from jaxlaunch.trainer.metrics.counters import (
 )
 from jaxlaunch.trainer.metrics.progress import Progress
 
-# Values of a step that the loop alone reads.
+# Values of a step that the loop reads, and that are not metrics.
 LOOP_KEYS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)
 SKIPPED_STEPS = Counter("jaxlaunch_skipped_steps_total")
 EMPTY_STEPS = Counter("jaxlaunch_empty_steps_total")
 SAVES = Counter("jaxlaunch_checkpoint_saves_total")
 BLOCKING_SECONDS = Counter("jaxlaunch_checkpoint_blocking_seconds_total")
-# The counters of JAX's events.
-CACHE_EVENTS = {
+# Counters by the names of JAX's monitoring events.
+CACHE_COUNTERS = {
     f"/jax/compilation_cache/cache_{kind}": Counter(f"jaxlaunch_compile_cache_{kind}_total")
     for kind in ("hits", "misses")
 }
 
 
-def count_cache_event(event: str, **_: object) -> None:
-    """Count a hit or miss of JAX's compilation cache; a listener of JAX's events."""
-    if (counter := CACHE_EVENTS.get(event)) is not None:
-        counter.add()
-
-
 @functools.cache
 def count_cache_events() -> None:
-    """Listen to JAX's events from now on, once: a counter is of the process."""
-    jax.monitoring.register_event_listener(count_cache_event)
+    """Start to count hits and misses of JAX's compilation cache in this process."""
+
+    def count_event(event: str, **_: object) -> None:
+        if (counter := CACHE_COUNTERS.get(event)) is not None:
+            counter.add()
+
+    jax.monitoring.register_event_listener(count_event)
 
 
 class Metrics:
-    """The metrics of one process, created before the first compilation for the first scrape."""
+    """The metrics of one process.
+
+    An instance is created before the first compilation, so that Prometheus can scrape it early.
+    """
 
     def __init__(
         self,
@@ -70,57 +72,60 @@ class Metrics:
         rank: int,
         run_dir: str | None,
         socket: str | None,
-        report: Progress,
+        progress: Progress,
     ) -> None:
         self._workload, self._counters = workload, Counters(workload)
         self.timer = self._counters.timer
-        self._is_first, self._report = rank == 0, report
-        if run_dir is None and self._is_first and tracker_feed.has_tracker():
-            # The tracker follows the files of the run folder.
+        self._is_primary, self._progress = rank == 0, progress
+        if run_dir is None and self._is_primary and tracker_feed.has_tracker():
+            # The tracker reads the files of the run folder.
             run_dir = tempfile.mkdtemp()
         self._files: MetricsFiles | None = None
-        if self._is_first and run_dir is not None:
-            self._files = MetricsFiles(run_dir, report)
+        if self._is_primary and run_dir is not None:
+            self._files = MetricsFiles(run_dir, progress)
         self._feed: tracker_feed.TrackerFeed | None = None
-        # Numbers of the last interval, as written and reported.
+        # The numbers of the last interval, as they were reported.
         self._numbers: dict[str, float | None] = {}
         self._best_step: dict[str, float] = {}
-        # Totals at the last interval of the counters that are written.
+        # The totals of the counters at the last interval.
         self._totals: dict[str, float] = {}
         self._host_load = HostLoad()
         count_cache_events()
         self._exporter: Exporter | None = None
         if socket is not None:
-            with _note_failure(report, "no metrics for Prometheus"):
+            with _note_failure(progress, "no metrics for Prometheus"):
                 self._exporter = Exporter(socket, rank, self._counters.prometheus_values)
 
     def start(
         self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None
     ) -> None:
-        """Start the metrics of a loop after `step` complete steps, with FLOPs if they are known.
+        """Start the metrics of a loop that begins after `step` complete steps.
 
-        `flops_per_step` are for the whole batch, `peak_flops` per second of all devices together.
+        Args:
+            step: Steps that are complete.
+            flops_per_step: FLOPs of a step on all devices, if known.
+            peak_flops: Peak FLOP/s of all devices, if known.
         """
         counters = self._counters
         counters.first_step = step
         counters.throughput.flops_per_step = flops_per_step
         counters.throughput.peak_flops = peak_flops
-        # A step that was restored is on storage.
+        # The step that was restored is committed.
         counters.checkpoint_step = step or None
         self._totals = keyed_totals()
-        if self._is_first:
-            self._report.report_total(self._workload.total_steps)
+        if self._is_primary:
+            self._progress.report_total(self._workload.total_steps)
         if self._files is not None:
             self._files.open_journals(step)
-            with _note_failure(self._report, "no tracker", (OSError, ModuleNotFoundError)):
+            with _note_failure(self._progress, "no tracker", (OSError, ModuleNotFoundError)):
                 self._feed = tracker_feed.start_feed(self._files.folder)
         self.timer.start()
 
     def record_interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
-        """Record the means of `step` and this share of the time since the last call.
+        """Record the means of `step`, once per log interval and on every process.
 
-        Called once per log interval on every process. A dispatch may contain several intervals,
-        which share its time.
+        If one dispatch contains several log intervals, `share` is this interval's share of the time
+        since the last call.
         """
         counters, workload = self._counters, self._workload
         means = {name: float(value) for name, value in values.items() if name not in LOOP_KEYS}
@@ -129,23 +134,23 @@ class Metrics:
         counters.throughput.end_interval(interval.steps_per_s)
         counters.device_bytes = read_device_bytes()
         if (own := self.timer.own_share()) is not None:
-            self._report.report_own_time(round(1000 * own))
-        if not self._is_first:
+            self._progress.report_own_time(round(1000 * own))
+        if not self._is_primary:
             return
         speeds = counters.throughput.speeds
         overall = {Key.EPOCH: workload.epoch_at(step), Key.STEP_S: self.timer.median_s()}
         examples = step * workload.examples_per_step
-        parts = {} if workload.epochs is None else workload.epochs(examples)
+        epochs_by_part = {} if workload.epochs is None else workload.epochs(examples)
         self._numbers = {**means, **speeds, **overall}
-        self._numbers |= {f"{Key.EPOCH}/{name}": passes for name, passes in parts.items()}
+        self._numbers |= {f"{Key.EPOCH}/{name}": count for name, count in epochs_by_part.items()}
         previous, self._totals = self._totals, keyed_totals()
-        counted = {key: total - previous.get(key, 0.0) for key, total in self._totals.items()}
+        increases = {key: total - previous.get(key, 0.0) for key, total in self._totals.items()}
         for part, seconds in interval.parts.items():
-            counted[Key.PART_S.format(part=part)] = seconds
+            increases[Key.PART_S.format(part=part)] = seconds
         memory = memory_numbers(counters.device_bytes, self._host_load)
         row = {
             **self._numbers,
-            **counted,
+            **increases,
             **memory,
             "wall_s": interval.seconds,
             "time": time.time(),
@@ -166,27 +171,29 @@ class Metrics:
             EMPTY_STEPS.add()
             self._print_line(step, "empty: its batch has no target, nothing is changed")
 
-    def record_skipped(self, step: int, scale: float, wrong: str | None = None) -> None:
+    def record_skipped(self, step: int, scale: float, batch_fault: str | None = None) -> None:
         """Count `step` as skipped, because its gradients overflowed with this loss scale.
 
-        `wrong` names the part of its batch that was not finite, if any.
+        `batch_fault` describes what is not finite in its batch, if anything.
         """
         SKIPPED_STEPS.add()
-        reason = "float16 overflowed" if wrong is None else f"its batch is not finite: {wrong}"
+        reason = "float16 overflowed"
+        if batch_fault is not None:
+            reason = f"its batch is not finite: {batch_fault}"
         self._print_line(step, f"skipped: {reason}; loss scale {scale:g} is halved")
 
     def record_evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Record the means over the held-out set after `step` steps, on every process."""
         means = {name: float(value) for name, value in values.items()}
         self._counters.eval_means = means
-        if self._is_first:
+        if self._is_primary:
             self._write_row("eval", step, {**means, "time": time.time()})
             self._print_line(step, f"eval  {_format_values(means)}")
 
     def record_best(self, step: int) -> None:
         """Record that the newest evaluation, after `step` steps, is the best so far."""
         self._best_step = {Key.BEST_STEP: step}
-        if self._is_first:
+        if self._is_primary:
             self._report_numbers(step)
 
     def record_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -206,20 +213,20 @@ class Metrics:
         self._counters.checkpoint_step, self._counters.committed_at = step, time.monotonic()
 
     def close(self) -> None:
-        """End the export and close the files. Never raises: the run is complete and saved."""
+        """End the export and close the files. Never raises, because the run is already saved."""
         if self._exporter is not None:
-            with _note_failure(self._report, "the metrics could not be closed", Exception):
+            with _note_failure(self._progress, "the metrics could not be closed", Exception):
                 self._exporter.close()
         if self._files is not None:
             self._files.close()
 
     def end_tracking(self, *, stops: bool) -> None:
-        """Wait until the tracker has every line, only briefly if the run `stops`."""
+        """Wait until the tracker has read every line, or only briefly if the run `stops`."""
         if self._feed is None:
             return
         note = self._feed.close_at_stop() if stops else self._feed.close()
         if note is not None:
-            _print_note(self._report, note)
+            _print_note(self._progress, note)
 
     def _write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         if self._files is not None:
@@ -229,18 +236,21 @@ class Metrics:
     def _report_numbers(self, step: int) -> None:
         eval_values = {f"eval_{name}": value for name, value in self._counters.eval_means.items()}
         numbers = {Key.STEP: step, **self._numbers, **eval_values, **self._best_step}
-        self._report.report_metrics(numbers)
+        self._progress.report_metrics(numbers)
 
     def _print_line(self, step: int, text: str) -> None:
-        if self._is_first:
+        if self._is_primary:
             print(f"step {step}/{self._workload.total_steps}  {text}", flush=True)
 
 
 class MetricsFiles:
-    """Journals and TensorBoard events (with the extra `tensorboard`) of a run folder."""
+    """Writes the journals of a run folder and, if tensorboardX is installed, its events.
 
-    def __init__(self, folder: str, report: Progress) -> None:
-        self.folder, self._report = folder, report
+    After a failed write a file is not written any more.
+    """
+
+    def __init__(self, folder: str, progress: Progress) -> None:
+        self.folder, self._progress = folder, progress
         self._first_step = 0
         self._journals: dict[str, Journal] = {}
         self._board: TensorBoard | None = None
@@ -248,7 +258,7 @@ class MetricsFiles:
     def open_journals(self, step: int) -> None:
         """Open the files of a loop that starts after `step` complete steps."""
         self._first_step = step
-        with _note_failure(self._report, "no metrics in the run folder"):
+        with _note_failure(self._progress, "no metrics in the run folder"):
             for name, file in layout.JOURNALS.items():
                 self._journals[name] = Journal(os.path.join(self.folder, file), step)
             has_writer = importlib.util.find_spec("tensorboardX") is not None
@@ -256,19 +266,19 @@ class MetricsFiles:
                 self._board = TensorBoard(os.path.join(self.folder, layout.TENSORBOARD), step)
 
     def write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Write a line to the journal `name`, and its scalars as events, unless a write failed."""
+        """Write a line to the journal `name`, and its scalars as TensorBoard events."""
         if (journal := self._journals.pop(name, None)) is not None:
-            with _note_failure(self._report, f"no more {layout.JOURNALS[name]}"):
+            with _note_failure(self._progress, f"no more {layout.JOURNALS[name]}"):
                 journal.write(step, values)
                 self._journals[name] = journal
             if name not in self._journals:
-                # The buffered lines of the journal cannot be written either.
+                # Closing it may fail like the write, because lines are buffered.
                 with contextlib.suppress(OSError):
                     journal.close()
         if (board := self._board) is not None:
             prefix, self._board = layout.JOURNAL_PREFIXES[name], None
             scalars = {f"{prefix}/{key}": value for key, value in values.items() if key != "time"}
-            with _note_failure(self._report, "no more TensorBoard events"):
+            with _note_failure(self._progress, "no more TensorBoard events"):
                 board.write(step, scalars)
                 self._board = board
             if self._board is None:
@@ -276,7 +286,7 @@ class MetricsFiles:
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Write a line of samples."""
-        with _note_failure(self._report, "no samples in the run folder"):
+        with _note_failure(self._progress, "no samples in the run folder"):
             if "samples" not in self._journals:
                 path = os.path.join(self.folder, layout.SAMPLES)
                 self._journals["samples"] = Journal(path, self._first_step)
@@ -286,23 +296,23 @@ class MetricsFiles:
         """Close the files. Never raises."""
         for file in (*self._journals.values(), self._board):
             if file is not None:
-                with _note_failure(self._report, "the metrics could not be closed", Exception):
+                with _note_failure(self._progress, "the metrics could not be closed", Exception):
                     file.close()
 
 
 @contextlib.contextmanager
 def _note_failure(
-    report: Progress, problem: str, kind: type[Exception] | tuple[type[Exception], ...] = OSError
+    progress: Progress, problem: str, kind: type[Exception] | tuple[type[Exception], ...] = OSError
 ) -> Iterator[None]:
-    """Note an exception of `kind`, such as an OSError for a full disk, and let the run continue."""
+    """Turn an exception of `kind`, such as an OSError for a full disk, into a note."""
     try:
         yield
     except kind as error:
-        _print_note(report, f"{problem}: {error}")
+        _print_note(progress, f"{problem}: {error}")
 
 
-def _print_note(report: Progress, text: str) -> None:
-    report.report_note(text)
+def _print_note(progress: Progress, text: str) -> None:
+    progress.report_note(text)
     print(text, file=sys.stderr, flush=True)
 
 
@@ -315,8 +325,8 @@ def format_interval(
 ) -> str:
     """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  data 1 %`.
 
-    For tokens the speeds are `29.1k tokens/s  1.8k targets/s`: tokens that are read, and predicted
-    tokens that count.
+    For language models the speeds are `29.1k tokens/s  1.8k targets/s`: tokens of the input, and
+    predicted tokens with a loss.
     """
     fields = [f"step {step}/{total}", _format_values(means)]
     keys = Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU

@@ -1,12 +1,12 @@
-"""Counting of a model's floating-point operations from its jaxpr.
+"""Counts the model FLOPs of a training step from the jaxpr of its forward pass.
 
-Only model FLOPs count: two per multiply-add of matrix products and convolutions. A training step is
-the forward pass plus twice as much for the backward pass. With frozen parameters, the backward pass
-counts each product once for every operand that depends on trained parameters. Rematerialization
-does not count. Masked scores of attention count, unless `causal` is 0.5, which halves causal
-attention. A window counts as if each query had that many keys, or with 0.5 the pairs inside of it.
-Experts count for the tokens that they receive, not for their capacity. XLA's own cost analysis
-counts the body of a scan only once, so it is not used.
+Model FLOPs are two per multiply-add of matrix products and convolutions, without rematerialization.
+The backward pass has twice those of the forward pass. With frozen parameters, it has those of each
+product once for every operand that depends on trained parameters. Masked scores of attention count,
+unless `causal` is 0.5, which halves causal attention. Attention in a window counts as if each query
+had as many keys as the window, or with 0.5 only the pairs inside of it. Experts count for the
+tokens that they receive and not for their capacity. XLA's own cost analysis is not used, because it
+counts the body of a scan only once.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from jaxlaunch.accelerators import PEAK_FLOPS
 
 
 def peak_flops(devices: Iterable[jax.Device]) -> float | None:
-    """Return the dense bf16 peak FLOP/s of all devices, None if one is unknown."""
+    """Return the sum of the devices' dense bf16 peak FLOP/s; None if one is unknown."""
     peaks = [PEAK_FLOPS.get(device.device_kind, math.nan) for device in devices]
     return None if not peaks or math.isnan(total := sum(peaks)) else total
 
 
-# Prefix of the scope in which trainer/attention/implementations computes causal attention.
+# Prefix of the name of the scope in which trainer/attention/implementations computes causal
+# attention.
 CAUSAL_PREFIX = "causal"
 _CAUSAL_SCOPE = re.compile(rf"{CAUSAL_PREFIX}(?:_(\d+)_of_(\d+))?")
 
 
 def causal_scope(length: int, window: int | None) -> str:
-    """Return the name of the scope of causal attention, which includes a window that hides keys."""
+    """Return the name of the scope of causal attention, with the window if it hides keys."""
     if window is None or window >= length:
         return CAUSAL_PREFIX
     return f"{CAUSAL_PREFIX}_{window}_of_{length}"
@@ -44,18 +45,21 @@ def causal_scope(length: int, window: int | None) -> str:
 _SHARE_SCOPE = re.compile(r"(\d+)_of_(\d+)_rows")
 
 
-def share_scope(rows: int, room: int) -> str:
-    """Return the name of a scope in which only `rows` of a buffer's `room` count as work."""
-    return f"{rows}_of_{room}_rows"
+def share_scope(rows: int, capacity: int) -> str:
+    """Return the name of a scope whose FLOPs count for `rows` of a buffer of `capacity` rows."""
+    return f"{rows}_of_{capacity}_rows"
 
 
-# Name of the call in trainer/numerics/grouped. Its operands are the rows, the matrices, and the
-# rows of each matrix.
+# Name of the jitted product in trainer/numerics/grouped. Its operands are the rows, the matrices,
+# and the number of rows of each matrix.
 GROUPED_PRODUCT = "jaxlaunch_grouped_product"
 
 
 def _counted_share(equation: JaxprEqn, causal: float | None) -> float:
-    """Return the share of a product's FLOPs that counts in its scopes, all with `causal` None."""
+    """Return the share of a product's FLOPs that counts, by its scopes.
+
+    `causal` None ignores the scopes.
+    """
     if causal is None:
         return 1.0
     scopes = str(equation.source_info.name_stack).split("/")
@@ -70,11 +74,15 @@ def _counted_share(equation: JaxprEqn, causal: float | None) -> float:
 def train_step_flops(
     forward: Jaxpr, causal: float = 1.0, trained: int | None = None
 ) -> float | None:
-    """Return the FLOPs of a training step, None if they depend on the data.
+    """Return the FLOPs of a training step; None if they depend on the data.
 
-    They do in a loop of unknown length around a matrix product. `causal` is the weight of causal
-    attention; 0.5 excludes the masked scores. The first `trained` arguments of the forward pass are
-    trained. None trains all, and counts the backward pass twice.
+    A loop of unknown length around a matrix product makes them depend on the data.
+
+    Args:
+        forward: The forward pass.
+        causal: The weight of causal attention; 0.5 excludes masked scores.
+        trained: The number of arguments that are trained, the first of `forward`. For None, the
+            backward pass has exactly twice the FLOPs of the forward pass.
     """
     forward_flops = count_flops(forward, causal)
     if math.isnan(forward_flops):
@@ -86,7 +94,10 @@ def train_step_flops(
 
 
 def count_flops(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
-    """Return the FLOPs of `jaxpr`, NaN if they depend on the data; None ignores scopes."""
+    """Return the FLOPs of `jaxpr`, NaN if they depend on the data.
+
+    `causal` is as for train_step_flops; None ignores all scopes.
+    """
     return sum((_count_equation(equation, causal) for equation in jaxpr.eqns), 0.0)
 
 
@@ -111,10 +122,10 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
 def backward_flops(
     jaxpr: Jaxpr, causal: float | None, is_dependent: Sequence[bool]
 ) -> tuple[float, list[bool]]:
-    """Return the FLOPs of the backward pass, and which results depend on parameters.
+    """Return the FLOPs of the backward pass, and for each result whether it depends on parameters.
 
-    `is_dependent` tells which arguments depend on them. A product counts once for each operand that
-    does, for the gradient of this operand.
+    `is_dependent` has the same flag for each argument. A product counts once for each operand that
+    depends on parameters, for the gradient of this operand.
     """
     dependent_ids = {
         id(variable) for variable, flag in zip(jaxpr.invars, is_dependent, strict=True) if flag
@@ -135,7 +146,7 @@ def backward_flops(
 def _backward_equation(
     equation: JaxprEqn, causal: float | None, is_dependent: list[bool]
 ) -> tuple[float, list[bool]]:
-    """Return an equation's backward FLOPs, and which results depend on parameters."""
+    """Return the same as `backward_flops` for one equation."""
     if (share := _counted_share(equation, causal)) != 1.0:
         flops, results = _backward_equation(equation, None, is_dependent)
         return share * flops, results
@@ -148,7 +159,7 @@ def _backward_equation(
         results = [any(flags) for flags in zip(*(flags for _, flags in branches), strict=True)]
         return max(flops for flops, _ in branches), results
     if name == "scan":
-        # The carried values are a fixed point of the loop.
+        # A carried value that depends on parameters after an iteration does so in the next one.
         consts, carries = consts_and_carries(params)
         end, previous = consts + carries, None
         while is_dependent != previous:
@@ -162,9 +173,10 @@ def _backward_equation(
 
 
 def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the constants and carries of a scan, which JAX 0.12 stores differently."""
+    """Return the number of constants and of carries of a scan."""
     if "num_consts" in scan:
         return scan["num_consts"], scan["num_carry"]
+    # JAX 0.12 and later.
     consts, carries, _ = scan["ft_in"].unpack()
     return len(consts), len(carries)
 
@@ -180,7 +192,7 @@ def _repetitions(name: str, params: Mapping[str, Any]) -> int:
 
 
 def _inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """Yield every jaxpr in `params`, without the rules of a custom_vjp, which are functions."""
+    """Yield every jaxpr in `params`; the rules of a custom_vjp are functions and no jaxprs."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, ClosedJaxpr | Jaxpr):
@@ -188,7 +200,7 @@ def _inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
 
 
 def _contracted_sizes(equation: JaxprEqn) -> list[int] | None:
-    """Return the sizes of the axes that a product sums over, None for other operations."""
+    """Return the sizes of the axes that a product sums over; None for other operations."""
     name, params = equation.primitive.name, equation.params
     if name == "conv_general_dilated":
         # The input features of the kernel are already those of one group.

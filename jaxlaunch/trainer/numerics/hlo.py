@@ -1,4 +1,4 @@
-"""Parser for the text of a program that XLA compiled, with execution counts of operations."""
+"""A parser for the HLO text of a compiled program, which also counts executions of operations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from jaxlaunch.trainer.numerics.grouped import TURNS
+from jaxlaunch.trainer.numerics.grouped import ITERATIONS
 
-# The names of the other types contain their number of bits.
+# Bits of an element. All other types have this number in their name.
 TYPE_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
@@ -26,14 +26,23 @@ _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One line of a computation. Details are parsed on demand: programs are long."""
+    """One line of a computation, whose details are parsed on demand because programs are long.
+
+    Attributes:
+        name: The name of the result.
+        kind: The opcode, such as all-gather, fusion or while.
+        result: The shape of the result as text, or a tuple of shapes.
+        arguments: The text between the parentheses: operands, or the value of a constant.
+        attributes: The text after the parentheses.
+        is_root: Whether the operation is the result of its computation.
+    """
 
     name: str
-    kind: str  # the opcode, such as all-gather, fusion or while
-    result: str  # the shape as text, or a tuple of shapes
-    arguments: str  # between the parentheses: operands, or the value of a constant
-    attributes: str  # after the parentheses
-    is_root: bool  # whether it is the result of its computation
+    kind: str
+    result: str
+    arguments: str
+    attributes: str
+    is_root: bool
 
     @cached_property
     def operands(self) -> list[str]:
@@ -42,7 +51,7 @@ class Operation:
 
     @cached_property
     def called_computations(self) -> list[str]:
-        """Computations that run once per execution of this operation, without those of a loop."""
+        """Computations that run once per execution of this operation, except those of a loop."""
         return [
             name
             for match in _CALLED.finditer(self.attributes)
@@ -51,7 +60,7 @@ class Operation:
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate of cycles for one execution, 0 if it gives none."""
+        """The compiler's estimate of cycles for one execution, 0 without an estimate."""
         match = _CYCLES.search(self.attributes)
         return 0 if match is None else int(match[1])
 
@@ -66,7 +75,10 @@ Computation = Sequence[Operation]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The computations of a program by name. The operations of scheduled ones run in order."""
+    """A compiled program: its computations by name, and the name of the first one.
+
+    The operations of a scheduled computation run in order.
+    """
 
     computations: Mapping[str, Computation]
     entry: str
@@ -90,7 +102,7 @@ class Program:
 
     @cached_property
     def executions(self) -> dict[str, float]:
-        """Executions of each scheduled computation in a run, including trips of loops."""
+        """Executions of each scheduled computation in a run, multiplied by trip counts of loops."""
         runs: dict[str, float] = {}
 
         def count_runs(name: str, times: float) -> None:
@@ -103,14 +115,14 @@ class Program:
                     count_runs(operation.read_attribute("body") or "", times * trips)
                     count_runs(operation.read_attribute("condition") or "", times * (trips + 1))
                 elif operation.kind in ("call", "conditional"):
-                    for called in operation.called_computations:
-                        count_runs(called, times)
+                    for callee in operation.called_computations:
+                        count_runs(callee, times)
 
         count_runs(self.entry, 1.0)
         return runs
 
     def scheduled_operations(self) -> Iterator[tuple[Operation, float]]:
-        """Yield the scheduled operations with their executions, without parts of fusions."""
+        """Yield the scheduled operations with their executions, not those inside fusions."""
         for name, times in self.executions.items():
             yield from ((operation, times) for operation in self.computations[name])
 
@@ -124,17 +136,21 @@ class Program:
     def loop_trips(self, loop: Operation, caller: str) -> float:
         """Return the trip count of a loop in the computation `caller`.
 
-        The count is in the loop's attributes, in the scope of trainer/numerics/grouped, or in the
-        comparison of its condition. It is 1 if none of these tells.
+        The count is in the loop's attributes, in the scope that trainer/numerics/grouped adds, or
+        in the comparison of the loop's condition. Without any of them the result is 1.
         """
-        if (match := _TRIPS.search(loop.attributes) or TURNS.search(loop.attributes)) is not None:
+        if (
+            match := _TRIPS.search(loop.attributes) or ITERATIONS.search(loop.attributes)
+        ) is not None:
             return float(match[1])
         condition = self.computations.get(loop.read_attribute("condition") or "", ())
         outside = {operation.name: operation for operation in self.computations[caller]}
-        places: list[tuple[Computation, Operation | None]] = [(condition, None)]
+        # The comparison may be inside a fusion of the condition.
+        searched: list[tuple[Computation, Operation | None]] = [(condition, None)]
         for part in condition:
-            places += [(self.computations.get(name, ()), part) for name in part.called_computations]
-        for operations, fusion in places:
+            fused = [self.computations.get(name, ()) for name in part.called_computations]
+            searched += [(operations, part) for operations in fused]
+        for operations, fusion in searched:
             by_name = {operation.name: operation for operation in (*condition, *operations)}
             for operation in operations:
                 if operation.kind != "compare" or not by_name.keys() >= {*operation.operands}:
@@ -152,10 +168,14 @@ def _counter_limit(
     loop: Operation,
     outside: Mapping[str, Operation],
 ) -> int | None:
-    """Return the positive constant behind an operand of a loop's comparison, if there is one.
+    """Return the positive constant that an operand of a loop's comparison has, if it has one.
 
-    The constant is in the condition, whose operations are `by_name`, or the loop carries it from
-    the computation `outside`. A fusion may contain the comparison.
+    Args:
+        value: The operand.
+        by_name: The operations of the condition, with those of `fusion`.
+        fusion: The fusion that contains the comparison, if any.
+        loop: The loop, which may carry the constant.
+        outside: The operations of the computation that runs the loop.
     """
     origin: Operation | None = value
     if value.kind == "parameter" and fusion is not None:
@@ -205,7 +225,7 @@ def array_bytes(shape: str) -> list[int]:
     """Return the bytes of each array in a shape or in a tuple of shapes."""
     sizes = []
     for kind, lengths in _ARRAY.findall(shape):
-        # For example, f8e4m3fn has 8 bits.
+        # The first number of a name is that of the bits, such as 8 in f8e4m3fn.
         digits = re.search(r"\d+", kind)
         bits = TYPE_BITS.get(kind) or (int(digits[0]) if digits else 0)
         sizes.append(math.prod(int(length) for length in lengths.split(",") if length) * bits // 8)

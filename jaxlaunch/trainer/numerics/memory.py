@@ -1,8 +1,8 @@
-"""Memory of a train step on one device, from the shapes of its arrays alone.
+"""Estimates the memory of a train step on one device from the shapes of arrays, without compiling.
 
-The residuals (what the forward pass keeps for the backward pass) are taken from the traced program,
-which covers every model and every rematerialization. Residuals that grow with the batch are split
-like the batch. How far mp splits them is only known to the compiler, so the result is a range.
+The residuals, which the forward pass keeps for the backward pass, are those of the traced program,
+for any model and any rematerialization. Residuals that grow with the batch are split like the
+batch. Only the compiler knows how far it also splits them over mp, so the result is a range.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def total_bytes(tree: PyTree) -> int:
 
 
 def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
-    """Return the bytes that the backward pass of `loss` keeps, without its arguments.
+    """Return the bytes that are kept for the backward pass of `loss`, except its arguments.
 
     `loss` returns (value, aux). The arguments are arrays or ShapeDtypeStructs.
     """
@@ -59,10 +59,17 @@ def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
 def residuals_per_device(
     batch_bytes: int, double_batch_bytes: int, shards: int, fsdp: int, mp: int
 ) -> Range:
-    """Return a device's residuals, from all residuals of a batch and of twice the rows.
+    """Return the bytes of residuals on one device.
 
-    Residuals that grow with the rows are split over the `shards` of the batch. The others are
-    copies of weights, which are split like the weights.
+    Residuals that grow with the rows are split over the shards of the batch. All others are copies
+    of weights, which are split like the weights.
+
+    Args:
+        batch_bytes: Bytes of all residuals of a batch.
+        double_batch_bytes: Bytes of all residuals of a batch with twice the rows.
+        shards: Number of parts of a batch.
+        fsdp: Size of the mesh axis.
+        mp: Size of the mesh axis.
     """
     row_bytes = double_batch_bytes - batch_bytes
     weight_bytes = max(0, batch_bytes - row_bytes) / (fsdp * mp)

@@ -20,11 +20,10 @@ from jaxlaunch.trainer import spec
 
 
 class Precision(NamedTuple):
-    """Dtypes of parameters, arithmetic and output, and JAX's matmul precision.
+    """Dtypes of parameters, arithmetic and outputs, and JAX's matmul precision.
 
-    `matmul` goes to `jax.default_matmul_precision(...)` around the tracing of a step; None leaves
-    JAX as it is configured. The backward products take the precision that their forward product was
-    traced with.
+    A step is traced under `jax.default_matmul_precision(matmul)`; None leaves JAX as it is
+    configured. Products of the backward pass have the precision of their forward product.
     """
 
     params: jnp.dtype
@@ -34,7 +33,7 @@ class Precision(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Return whether the loss is scaled: in float16 gradients would underflow otherwise."""
+        """Whether the loss is scaled, because gradients would underflow in float16."""
         return bool(self.compute == jnp.float16)
 
 
@@ -47,8 +46,8 @@ POLICIES = {
 
 
 def resolve_precision(precision: spec.Precision) -> Precision:
-    """Resolve a precision that is given by name or in full."""
-    full = precision if isinstance(precision, spec.Policy) else POLICIES[precision]
-    matmul = None if full.matmul == "default" else full.matmul
-    params, compute, output = map(jnp.dtype, (full.params, full.compute, full.output))
+    """Return the dtypes of a precision of the spec, which is a name or a policy."""
+    policy = precision if isinstance(precision, spec.Policy) else POLICIES[precision]
+    matmul = None if policy.matmul == "default" else policy.matmul
+    params, compute, output = map(jnp.dtype, (policy.params, policy.compute, policy.output))
     return Precision(params, compute, output, matmul)

@@ -1,4 +1,4 @@
-"""Rematerialization by name: recomputing values saves memory at the cost of arithmetic.
+"""Rematerialization by name: the backward pass recomputes values to save memory.
 
 | name | kept from the forward pass |
 |---|---|
@@ -21,22 +21,29 @@ from flax import nnx
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import Remat
 
-Policy = Any  # one of jax.checkpoint_policies
+# One of jax.checkpoint_policies.
+Policy = Any
 
 
 def remat_layer(
     body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool
 ) -> Callable[..., Any]:
-    """Rematerialize a layer's forward pass `body(module, ...)` according to `remat`.
+    """Return the forward pass of a layer, `body(module, ...)`, rematerialized according to `remat`.
 
-    `names` are those that `body` gives to tensors with `jax.ad_checkpoint.checkpoint_name`;
-    `scanned` says whether the layer runs inside a scan. Raises SpecError if `remat` has another
-    name, or asks to offload although devices cannot reach the host's memory.
+    Args:
+        body: The forward pass.
+        remat: The value of `train.remat`.
+        names: The names of tensors in `body`, by `jax.ad_checkpoint.checkpoint_name`.
+        scanned: Whether the layer runs inside a scan.
+
+    Raises:
+        SpecError: `remat` has a name that is not in `names`, or it offloads and the devices cannot
+            access the host's memory.
     """
     if remat == "none":
         return body
-    # Outside of a loop the compiler would merge the recomputation with the forward pass, unless
-    # this is prevented.
+    # Outside of a loop, `prevent_cse` keeps the compiler from merging the recomputation with the
+    # forward pass.
     return nnx.remat(body, policy=_checkpoint_policy(remat, names), prevent_cse=not scanned)
 
 

@@ -1,1 +1,1 @@
-"""Build Optax optimizers and schedules by name."""
+"""Builds optax optimizers and schedules by name."""

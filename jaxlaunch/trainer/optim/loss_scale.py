@@ -1,10 +1,10 @@
-"""The dynamic loss scale of float16, the largest one without overflow, found by trial.
+"""The dynamic loss scale of float16.
 
-Float16 has no numbers below 6e-8, where most gradients are. The mean loss is multiplied by the
-scale before the backward pass, and the gradients are divided by it afterwards. If gradients
-overflow, the scale is halved and the step is skipped. After many consecutive finite steps, the
-scale is doubled. Micikevicius et al. 2018, "Mixed Precision Training", §3.2; the constants are
-those of torch's GradScaler.
+Float16 has no numbers below 6e-8, where most gradients are. Therefore the mean loss is multiplied
+by a scale before the backward pass, and the gradients are divided by it afterwards. The scale
+should be as large as possible without an overflow. If gradients overflow, it is halved and the step
+is skipped; after many consecutive finite steps it is doubled. Micikevicius et al. 2018, "Mixed
+Precision Training", §3.2; the constants are those of torch's GradScaler.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ from jax import Array
 INITIAL_SCALE = 2.0**16
 # Above this scale the sums overflow float32.
 MAX_SCALE = 2.0**24
-# A model that overflows without a scale needs another remedy.
+# If the gradients overflow at this scale, scaling is not the cause.
 MIN_SCALE = 1.0
-GROWTH_INTERVAL = 2000  # consecutive steps without overflow
+# Consecutive steps without overflow, after which the scale is doubled.
+GROWTH_INTERVAL = 2000
 
 
 class LossScale(NamedTuple):
-    """The scale and its counter: scalars on the device."""
+    """The loss scale, as scalars on the device. The field names are those of checkpoints.
 
-    value: Array  # float32
-    sound: Array  # int32, consecutive steps with finite gradients
+    Attributes:
+        value: The scale, float32.
+        sound: Consecutive steps with finite gradients, int32.
+    """
+
+    value: Array
+    sound: Array
 
 
 def init_loss_scale() -> LossScale:
@@ -40,12 +46,12 @@ def loss_factor(scale: LossScale, weight: Array) -> Array:
 
 
 def update_loss_scale(scale: LossScale, finite: Array) -> LossScale:
-    """Return the scale of the next step, given whether this step's gradients were finite."""
-    is_long = scale.sound + 1 >= GROWTH_INTERVAL
-    grown = jnp.where(is_long, jnp.minimum(scale.value * 2, MAX_SCALE), scale.value)
+    """Return the scale of the next step; `finite` is whether this step's gradients are finite."""
+    should_grow = scale.sound + 1 >= GROWTH_INTERVAL
+    grown_value = jnp.where(should_grow, jnp.minimum(scale.value * 2, MAX_SCALE), scale.value)
     return LossScale(
-        value=jnp.where(finite, grown, jnp.maximum(scale.value / 2, MIN_SCALE)),
-        sound=jnp.where(finite & ~is_long, scale.sound + 1, 0),
+        value=jnp.where(finite, grown_value, jnp.maximum(scale.value / 2, MIN_SCALE)),
+        sound=jnp.where(finite & ~should_grow, scale.sound + 1, 0),
     )
 
 

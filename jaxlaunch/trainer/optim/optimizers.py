@@ -1,9 +1,9 @@
 """Optimizers by name, built from optax: clipping, decay, the schedule, and groups.
 
-Parameters are identified by their dotted paths, as in a checkpoint and in `launcher plan
---sharding`. By default every parameter decays, including biases and norms, as with torch's
-`optimizer(model.parameters())` and in MaxText. The decay is multiplied by the learning rate.
-docs/optimizers.md contains the formulas.
+Parameters are named by dotted paths, as in checkpoints and in `launcher plan --sharding`. By
+default every parameter decays, including biases and norms, as in MaxText and in torch's
+`optimizer(model.parameters())`. The decay is multiplied by the learning rate. docs/optimizers.md
+has the formulas.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jaxlaunch.trainer.optim.transforms import Axes, Mask, NamedArrays, PyTree
 from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, Link, is_user_path
 
 Options = dict[str, Any]
-# Label of the parameters that are in no group.
+# Label of the parameters that are in no group with options of its own.
 DEFAULT_LABEL = "rest"
-# Number of names in a message.
+# Number of names that a message lists.
 MAX_LISTED = 8
 
 
@@ -37,25 +37,25 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optax transformation from gradients to updates of the trained parameters.
 
-    `init` and `update` both need the parameters. State and arithmetic are always float32, since the
-    second moment of Adam in bfloat16 would never change (1 - b2 = 0.001 is below its resolution of
-    0.004). The updates have the dtypes of the parameters.
+    `init` and `update` both need the parameters. State and arithmetic are always float32: in
+    bfloat16 the second moment of Adam would never change, because 1 - b2 = 0.001 is below the
+    resolution of 0.004. The updates have the dtypes of the parameters.
 
     `axes` are the named axes of each parameter, which distinguish a matrix from a stack of vectors.
     Raises SpecError if a user's schedule or transformation is not valid.
     """
     rate = schedules.build_schedule(optimizer, total_steps)
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
-    whole = _build_chain(optimizer, rate, None, axes or {})
-    parts = {}
+    default = _build_chain(optimizer, rate, None, axes or {})
+    by_group = {}
     for number, group in enumerate(optimizer.groups):
-        is_other_decay = _group_decay(optimizer, number) != _group_decay(optimizer, None)
-        if not group.freeze and (group.lr != 1.0 or is_other_decay):
-            scaled = rate
+        has_other_decay = _group_decay(optimizer, number) != _group_decay(optimizer, None)
+        if not group.freeze and (group.lr != 1.0 or has_other_decay):
+            group_rate = rate
             if group.lr != 1.0:
-                scaled = partial(lambda step, factor: factor * rate(step), factor=group.lr)
-            parts[number] = _build_chain(optimizer, scaled, number, axes or {})
-    inner = split_groups(optimizer.groups, parts, whole) if parts else whole
+                group_rate = partial(lambda step, factor: factor * rate(step), factor=group.lr)
+            by_group[number] = _build_chain(optimizer, group_rate, number, axes or {})
+    inner = split_groups(optimizer.groups, by_group, default) if by_group else default
     return _update_in_float32(optax.chain(clip, inner))
 
 
@@ -72,15 +72,15 @@ def check_optimizer(
 def describe_optimizer(
     optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes
 ) -> list[str]:
-    """Return the notes of a run on its groups, decayed parameters, and keys without effect."""
+    """Return notes for a run's log: the groups, the decayed parameters, and unused keys."""
     notes, links = [], optimizer.all_links()
     for number, group in enumerate(optimizer.groups):
         names = [name for name in params if find_group(name, optimizer.groups) == number]
         terms = ["frozen"] if group.freeze else [f"lr × {group.lr:g}"]
         terms += [] if group.weight_decay is None else [f"weight decay {group.weight_decay:g}"]
-        numbers = sum(params[name].size for name in names)
+        size = sum(params[name].size for name in names)
         notes.append(
-            f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, {numbers:,} "
+            f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, {size:,} "
             f"numbers, {', '.join(terms)}"
         )
     frozen = find_frozen(optimizer, params)
@@ -97,18 +97,21 @@ def describe_optimizer(
 
 
 def find_group(name: str, groups: Sequence[Group]) -> int | None:
-    """Return the number of the first group whose pattern matches a parameter, if any."""
+    """Return the number of the first group whose pattern matches a parameter's name, if any."""
     return next(
         (number for number, group in enumerate(groups) if re.fullmatch(group.match, name)), None
     )
 
 
 def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
-    """Return the parameters that are not trained. Raises SpecError for unusable groups."""
+    """Return the parameters that are not trained.
+
+    Raises SpecError if a group has no parameters, or if every parameter is frozen.
+    """
     names, groups = sorted(names), optimizer.groups
-    owners = {name: find_group(name, groups) for name in names}
+    group_by_name = {name: find_group(name, groups) for name in names}
     for number, group in enumerate(groups):
-        if number in owners.values():
+        if number in group_by_name.values():
             continue
         key = f"train.optimizer.groups.{number}.match = {group.match}"
         if any(re.fullmatch(group.match, name) for name in names):
@@ -119,7 +122,9 @@ def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[st
         listed = list_first(names, MAX_LISTED)
         raise SpecError(f"{key} matches no parameter. There are: {listed}")
     frozen = frozenset(
-        name for name, owner in owners.items() if owner is not None and groups[owner].freeze
+        name
+        for name, number in group_by_name.items()
+        if number is not None and groups[number].freeze
     )
     if frozen and len(frozen) == len(names):
         raise SpecError("train.optimizer.groups freeze every parameter; leave some to be trained")
@@ -128,62 +133,64 @@ def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[st
 
 def split_groups(
     groups: Sequence[Group],
-    parts: Mapping[int, optax.GradientTransformation],
+    by_group: Mapping[int, optax.GradientTransformation],
     default: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Return a transformation that applies `parts` to their groups, and `default` to others.
+    """Return a transformation that applies `by_group` to these groups and `default` to all others.
 
-    The state is a dict by label, such as `group0` or `default`, of states for the parameters with
+    The state is a dict by label, such as `group0` or `rest`, of the states for the parameters with
     this label.
     """
-    transformations = {f"group{number}": part for number, part in parts.items()}
-    transformations[DEFAULT_LABEL] = default
+    by_label = {f"group{number}": part for number, part in by_group.items()}
+    by_label[DEFAULT_LABEL] = default
 
-    def by_label(tree: NamedArrays) -> dict[str, NamedArrays]:
-        labelled: dict[str, NamedArrays] = {}
+    def split_by_label(tree: NamedArrays) -> dict[str, NamedArrays]:
+        split: dict[str, NamedArrays] = {}
         for name, leaf in tree.items():
-            group = f"group{find_group(name, groups)}"
-            label = group if group in transformations else DEFAULT_LABEL
-            labelled.setdefault(label, {})[name] = leaf
-        return labelled
+            group_label = f"group{find_group(name, groups)}"
+            label = group_label if group_label in by_label else DEFAULT_LABEL
+            split.setdefault(label, {})[name] = leaf
+        return split
 
     def init(params: NamedArrays) -> NamedArrays:
-        parts = by_label(params)
-        return {label: transformations[label].init(part) for label, part in parts.items()}
+        split_params = split_by_label(params)
+        return {label: by_label[label].init(part) for label, part in split_params.items()}
 
     def update(
         grads: NamedArrays, state: NamedArrays, params: NamedArrays | None = None
     ) -> tuple[NamedArrays, NamedArrays]:
         updates: NamedArrays = {}
-        after: NamedArrays = {}
-        labelled = by_label(params or {})
-        for label, part in by_label(grads).items():
-            update = transformations[label].update
-            part_updates, after[label] = update(part, state[label], labelled.get(label))
+        new_state: NamedArrays = {}
+        split_params = split_by_label(params or {})
+        for label, part_grads in split_by_label(grads).items():
+            part_updates, new_state[label] = by_label[label].update(
+                part_grads, state[label], split_params.get(label)
+            )
             updates |= part_updates
-        return {name: updates[name] for name in grads}, after
+        return {name: updates[name] for name in grads}, new_state
 
     return optax.GradientTransformation(init, update)
 
 
 def _group_decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
-    """Return the weight decay of a group, or of the others; None is a factory's default."""
+    """Return the weight decay of a group; None leaves it to the default of a user's factory.
+
+    For `group` None it is that of the ungrouped parameters.
+    """
     if group is not None and optimizer.groups[group].weight_decay is not None:
         return optimizer.groups[group].weight_decay
-    has_own = any(is_user_path(link.name) for link in optimizer.all_links())
-    if has_own and "weight_decay" not in optimizer.model_fields_set:
+    has_user_link = any(is_user_path(link.name) for link in optimizer.all_links())
+    if has_user_link and "weight_decay" not in optimizer.model_fields_set:
         return None
     return optimizer.weight_decay
 
 
 def _is_decayed(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
     """Return whether a parameter decays with `decay_on: matrices`."""
-    decay, links = (
-        _group_decay(optimizer, find_group(name, optimizer.groups)),
-        optimizer.all_links(),
-    )
-    own_links = [link for link in links if is_user_path(link.name)]
-    if not decay and not any(schedules.may_decay(link, decay) for link in own_links):
+    decay = _group_decay(optimizer, find_group(name, optimizer.groups))
+    links = optimizer.all_links()
+    user_links = [link for link in links if is_user_path(link.name)]
+    if not decay and not any(schedules.may_decay(link, decay) for link in user_links):
         return False
     if any(link.name == "muon" for link in links):
         return transforms.muon_axes(name, leaf, axes) is not None
@@ -197,7 +204,7 @@ def _mask_matrices(params: NamedArrays, axes: Axes) -> dict[str, bool]:
 def _build_chain(
     optimizer: spec.Optimizer, rate: optax.Schedule, number: int | None, axes: Axes
 ) -> optax.GradientTransformation:
-    """Build the optimizer of a group, or of ungrouped parameters."""
+    """Build the optimizer of a group; `number` None is for the ungrouped parameters."""
     links, decay = optimizer.all_links(), _group_decay(optimizer, number)
     is_masked = optimizer.decay_on == "matrices"
     mask: Mask = partial(_mask_matrices, axes=axes) if is_masked else None
@@ -217,34 +224,34 @@ def _build_chain(
         elif link.name == "muon":
             transformation = transforms.make_muon(rate, decay or 0.0, mask, axes, link.options())
         else:
-            transformation = MAKERS[link.name](rate, decay or 0.0, mask, link.options())
+            transformation = FACTORIES[link.name](rate, decay or 0.0, mask, link.options())
         transformations.append(transformation)
     return transformations[0] if len(transformations) == 1 else optax.chain(*transformations)
 
 
 def _takes_any(link: Link, names: Iterable[str]) -> bool:
-    """Return whether an optimizer of ours, or a user's factory, takes one of the arguments."""
+    """Return whether a link takes one of these arguments. Ours all take a rate and a decay."""
     return not is_user_path(link.name) or not schedules.factory_parameters(link).isdisjoint(names)
 
 
-Make = Callable[..., optax.GradientTransformation]
+Factory = Callable[..., optax.GradientTransformation]
 
 
 def _make_coupled(
-    make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
+    factory: Factory, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
-    """Return an optimizer with torch's L2 decay, which passes through the moments."""
+    """Return an optimizer with L2 decay as in torch: it is added to the gradient."""
     if "momentum" in options:
-        # With momentum 0 optax would still hold a buffer as large as the parameters.
+        # For momentum 0, optax would hold a useless buffer as large as the parameters.
         options = options | {"momentum": options["momentum"] or None}
     l2_decay = optax.add_decayed_weights(decay, mask) if decay else optax.identity()
-    return optax.chain(l2_decay, make(rate, **options))
+    return optax.chain(l2_decay, factory(rate, **options))
 
 
 def _make_decoupled(
-    make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
+    factory: Factory, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
-    return make(rate, weight_decay=decay, mask=mask, **options)
+    return factory(rate, weight_decay=decay, mask=mask, **options)
 
 
 def _make_adafactor(
@@ -260,9 +267,9 @@ def _make_adafactor(
     )
 
 
-# Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al.
-# 2020 (lamb). torch's sgd and adam are the same.
-MAKERS: Mapping[str, Make] = {
+# Sources: Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion);
+# You et al. 2020 (lamb). sgd and adam are those of torch.
+FACTORIES: Mapping[str, Factory] = {
     "sgd": partial(_make_coupled, optax.sgd),
     "adam": partial(_make_coupled, optax.adam),
     "adamw": partial(_make_decoupled, optax.adamw),
@@ -297,18 +304,23 @@ def _to_float32(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
 
 
-def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = True) -> PyTree:
-    """Return `opt` with the counts of the schedules of `after`, if `when`: a step is skipped."""
+def with_schedule_counts(
+    opt: PyTree, new_opt: PyTree, is_counted: jax.Array | bool = True
+) -> PyTree:
+    """Return `opt` with the step counts of schedules from `new_opt`, if `is_counted`.
+
+    A skipped step changes nothing else in the optimizer's state.
+    """
 
     def is_schedule(state: Any) -> bool:
-        # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users'
-        # own schedules.
+        # A NamedTuple with `count` as its only field, like optax.ScaleByScheduleState and the
+        # states of users' schedules.
         return isinstance(state, tuple) and vars(type(state)).get("_fields") == ("count",)
 
     def take_counts(old: Any, new: Any) -> Any:
-        return jax.tree.map(partial(jnp.where, when), new, old) if is_schedule(old) else old
+        return jax.tree.map(partial(jnp.where, is_counted), new, old) if is_schedule(old) else old
 
-    return jax.tree.map(take_counts, opt, after, is_leaf=is_schedule)
+    return jax.tree.map(take_counts, opt, new_opt, is_leaf=is_schedule)
 
 
 def init_ema(params: PyTree) -> PyTree:
@@ -317,7 +329,7 @@ def init_ema(params: PyTree) -> PyTree:
 
 
 def update_ema(ema: PyTree, params: PyTree, decay: float) -> PyTree:
-    """Return decay × ema + (1 - decay) × params in float32; bfloat16 has too few digits."""
+    """Return decay × ema + (1 - decay) × params, in float32."""
     return optax.incremental_update(_to_float32(params), ema, 1.0 - decay)
 
 
@@ -335,26 +347,28 @@ def state_shardings(
     mesh = jax.tree.leaves(shardings)[0].mesh
 
     def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        # optax's tree_map_params would miss parameters behind a mask, and states that are not
-        # optax's.
+        # The last dict key that is the name of a parameter. optax.tree_map_params finds neither
+        # parameters behind a mask nor those in states that are not optax's.
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         owner = next((name for name in reversed(names) if name in params), None)
-        spec = PartitionSpec()
+        leaf_spec = PartitionSpec()
         if owner is not None and leaf.shape != ():
-            spec = _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
-        return NamedSharding(mesh, spec)
+            leaf_spec = _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
+        return NamedSharding(mesh, leaf_spec)
 
     abstract = jax.eval_shape(transformation.init, params)
     return jax.tree_util.tree_map_with_path(leaf_sharding, abstract)
 
 
 def _leaf_spec(
-    shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec
+    shape: tuple[int, ...], param_shape: tuple[int, ...], param_spec: PartitionSpec
 ) -> PartitionSpec:
+    """Return the spec of a leaf with the shape of its parameter, or with one axis less."""
     if shape == param_shape:
-        return spec
-    axes = (*spec, *[None] * (len(param_shape) - len(spec)))
-    # Equal axes give equal shapes. Then both results are correct, although one may be faster.
+        return param_spec
+    axes = (*param_spec, *[None] * (len(param_shape) - len(param_spec)))
+    # Without either of two equal axes the shape is the same. Both specs are then correct, although
+    # one may be faster.
     for axis in reversed(range(len(param_shape))):
         if shape == param_shape[:axis] + param_shape[axis + 1 :]:
             return PartitionSpec(*axes[:axis], *axes[axis + 1 :])

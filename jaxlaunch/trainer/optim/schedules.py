@@ -1,9 +1,9 @@
-"""Learning rate schedules by name, and optimizers and schedules that users provide.
+"""Learning rate schedules by name, and optimizers and schedules from factories.
 
-A user's optimizer or schedule, or one of optax without a name of ours, is a factory `module:Name`.
-The parameters of its signature decide what it receives: `learning_rate` or `lr` is the schedule,
-`weight_decay` the decay, and `mask` tells which parameters decay. All other arguments come from
-`args`. The result is tried on shapes before compilation.
+A factory `module:Name` is a function of the user or of optax that returns an optimizer or a
+schedule. Its signature decides what it receives: `learning_rate` or `lr` is the schedule,
+`weight_decay` the decay, and `mask` the function that selects the parameters that decay. All other
+arguments come from `args`. The result is traced with abstract arrays before the compilation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ RATE_PARAMETERS, MASK_PARAMETERS = ("learning_rate", "lr"), ("mask", "weight_dec
 def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     """Build the schedule step (int32, from 0) -> learning rate (float32): warm-up, then decay.
 
-    The first update uses the rate of step 0, as in torch and Hugging Face, so that it changes no
-    parameter if the warm-up starts at 0. From step `total_steps` on, the rate is `final` × lr. A
-    user's function can build the schedule instead. Raises SpecError if warm-up and decay do not fit
-    into `total_steps`, or if the user's function fails.
+    The first update uses the rate of step 0, as in torch and Hugging Face. If the warm-up starts at
+    0, this update changes no parameter. From step `total_steps` on, the rate is `final` × lr. A
+    user's factory can replace the schedule. Raises SpecError if warm-up and decay do not fit into
+    `total_steps`, or if the user's factory fails.
     """
     lr, schedule = optimizer.lr, optimizer.schedule
     if is_user_path(schedule.name):
@@ -65,20 +65,23 @@ def _decay_schedule(optimizer: Optimizer, steps: int) -> optax.Schedule:
 def build_transformation(
     link: Link, rate: optax.Schedule, decay: float | None, mask: Mask
 ) -> optax.GradientTransformation:
-    """Call the factory of `link`, with its own decay if none is given. Raises SpecError."""
+    """Call the factory of `link` with the arguments that its signature has. Raises SpecError.
+
+    For `decay` None the factory uses its own default.
+    """
     path = f"train.optimizer: {link.name}"
     factory, parameters = _load_factory(path, link.name)
-    offers = [(RATE_PARAMETERS, rate), (("weight_decay",), decay), (MASK_PARAMETERS, mask)]
-    offered: dict[str, Any] = {}
-    for keys, value in offers:
+    values = [(RATE_PARAMETERS, rate), (("weight_decay",), decay), (MASK_PARAMETERS, mask)]
+    arguments: dict[str, Any] = {}
+    for keys, value in values:
         if value is not None and (key := next((key for key in keys if key in parameters), None)):
-            offered[key] = value
-    if duplicates := [key for key in RATE_PARAMETERS if key in link.args and key in offered]:
+            arguments[key] = value
+    if duplicates := [key for key in RATE_PARAMETERS if key in link.args and key in arguments]:
         raise SpecError(
             f"{path} gets {duplicates[0]} of train.optimizer.lr and its schedule; take it out of "
             "args"
         )
-    transformation = _call_factory(path, factory, {**offered, **link.args})
+    transformation = _call_factory(path, factory, {**arguments, **link.args})
     if isinstance(transformation, optax.GradientTransformation):
         return transformation
     raise SpecError(
@@ -88,22 +91,22 @@ def build_transformation(
 
 
 def factory_parameters(link: Link) -> set[str]:
-    """Return the names of the parameters of the factory of `link`. Raises SpecError."""
+    """Return the parameter names of the factory of `link`. Raises SpecError."""
     return set(_load_factory(f"train.optimizer: {link.name}", link.name)[1])
 
 
 def may_decay(link: Link, decay: float | None) -> bool:
-    """Return whether the transformation of a factory may decay parameters, given `decay`."""
+    """Return whether the factory of `link` may decay parameters if `decay` is passed to it."""
     return "weight_decay" in factory_parameters(link) and link.args.get("weight_decay", decay) != 0
 
 
 def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
-    """Return the schedule of a user's factory, called with lr and total_steps on request."""
+    """Return the schedule of a factory, called with `lr` and `total_steps` if it takes them."""
     config = optimizer.schedule
     path = f"train.optimizer.schedule: {config.name}"
     factory, parameters = _load_factory(path, config.name)
-    offered = {"lr": optimizer.lr, "total_steps": total_steps}
-    arguments = {key: value for key, value in offered.items() if key in parameters} | config.args
+    values = {"lr": optimizer.lr, "total_steps": total_steps}
+    arguments = {key: value for key, value in values.items() if key in parameters} | config.args
     schedule = _call_factory(path, factory, arguments)
     if not callable(schedule):
         raise SpecError(
@@ -114,7 +117,7 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
         with jax.numpy_dtype_promotion("standard"):
             shape = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
-        # A user's function may raise anything.
+        # User code may raise anything.
         raise SpecError(
             f"{path}: the schedule failed for a step under jit: {first_line(error)}"
         ) from error
@@ -135,14 +138,14 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
 def check_transformation(
     transformation: optax.GradientTransformation, params: Mapping[str, Any]
 ) -> None:
-    """Raise SpecError if a transformation cannot update these ShapeDtypeStructs by name."""
+    """Raise SpecError if a transformation cannot update `params`, ShapeDtypeStructs by name."""
     try:
         state = jax.eval_shape(transformation.init, params)
         updates, next_state = jax.eval_shape(transformation.update, params, state, params)
     except SpecError:
         raise
     except Exception as error:
-        # A user's function may raise anything.
+        # User code may raise anything.
         raise SpecError(f"train.optimizer: the update failed: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, dict(params)):
         raise SpecError(
@@ -176,5 +179,5 @@ def _call_factory(path: str, factory: Callable[..., Any], arguments: Mapping[str
     try:
         return factory(**arguments)
     except Exception as error:
-        # A user's function may raise anything.
+        # User code may raise anything.
         raise SpecError(f"{path}({', '.join(arguments)}) failed: {first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Muon and schedule-free AdamW, which differ from those of optax.contrib."""
+"""Muon and schedule-free AdamW; their docstrings name the differences from optax.contrib."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ import optax
 from optax.contrib import MuonState, ScheduleFreeState
 
 PyTree = Any
-NamedArrays = dict[str, Any]  # parameter name -> array
-Axes = Mapping[str, tuple[str | None, ...] | None]  # parameter name -> its named axes, or None
+# Parameter name -> array.
+NamedArrays = dict[str, Any]
+# Parameter name -> its named axes, or None.
+Axes = Mapping[str, tuple[str | None, ...] | None]
+# A function that selects the parameters that decay; None selects all.
 Mask = Callable[[NamedArrays], dict[str, bool]] | None
-Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # (input axes, output axes)
+# The axes of an array that are the inputs of a matrix, and those that are its outputs.
+MatrixAxes = tuple[tuple[int, ...], tuple[int, ...]]
 # Jordan's coefficients of the iteration a X + b (X Xᵀ) X + c (X Xᵀ)² X.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
-    """Return whether a parameter has two or more axes per layer, unlike biases and scales."""
+    """Return whether a parameter is a matrix in each layer, and not a bias or a scale."""
     param_axes = axes.get(name)
     count = leaf.ndim if param_axes is None else len(param_axes)
     return count >= 2 and not name.rpartition(".")[2].endswith(("bias", "scale"))
@@ -32,9 +36,8 @@ def make_muon(
 ) -> optax.GradientTransformation:
     """Return Muon (Jordan 2024) for matrices of hidden layers, and AdamW for all other parameters.
 
-    With a mask only Muon's matrices decay. Unlike optax.contrib.muon, but like Jordan's version and
-    torch.optim.Muon, it neither corrects the bias of Muon's averages nor gives Adam a Nesterov
-    step.
+    With a mask, only Muon's matrices decay. Like Jordan's version and torch.optim.Muon, and unlike
+    optax.contrib.muon, it has no bias correction for Muon's averages and no Nesterov step for Adam.
     """
 
     def label_parameters(params: NamedArrays) -> dict[str, str]:
@@ -51,12 +54,12 @@ def make_muon(
     return optax.partition({"muon": muon, "adam": adam}, label_parameters)
 
 
-def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
-    """Return the input and output axes of a parameter for Muon, or None if Adam optimizes it.
+def muon_axes(name: str, leaf: Any, axes: Axes) -> MatrixAxes | None:
+    """Return the input and output axes of a parameter for Muon; None if Adam optimizes it.
 
-    Stacked layers, experts, and the query, key and value of one tensor are orthogonalized
-    separately. As Jordan advises, Adam optimizes embeddings, positions and heads (axes `vocab`,
-    `classes`).
+    Further axes are stacks of matrices, which are orthogonalized separately: layers, experts, and
+    the query, key and value of one tensor. As Jordan advises, Adam optimizes embeddings, positions
+    and output heads (axes `vocab`, `classes`).
     """
     param_axes = axes.get(name)
     if isinstance(leaf, optax.MaskedNode) or not is_matrix(name, leaf, axes):
@@ -80,7 +83,10 @@ def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
 
 
 def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Replace the Nesterov steps by the nearest orthogonal matrices. The state is that of optax."""
+    """Return Muon's step: the orthogonal matrix nearest to the Nesterov step.
+
+    The state is that of optax.contrib.scale_by_muon.
+    """
     beta, steps, eps = options["beta"], options["ns_steps"], options["eps"]
 
     def update(
@@ -90,9 +96,9 @@ def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.Grad
         updates = optax.tree.update_moment(grads, momentum, beta, 1)
         for name, leaf in updates.items():
             if not isinstance(leaf, optax.MaskedNode):
-                matrix = muon_axes(name, leaf, axes)
+                matrix_axes = muon_axes(name, leaf, axes)
                 updates[name] = _orthogonal_step(
-                    leaf, matrix, steps, eps, options["consistent_rms"]
+                    leaf, matrix_axes, steps, eps, options["consistent_rms"]
                 )
         return updates, state._replace(count=optax.safe_increment(state.count), mu=momentum)
 
@@ -100,11 +106,15 @@ def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.Grad
 
 
 def _orthogonal_step(
-    leaf: jax.Array, matrix: Matrix | None, steps: int, eps: float, consistent_rms: float | None
+    leaf: jax.Array,
+    matrix_axes: MatrixAxes | None,
+    steps: int,
+    eps: float,
+    consistent_rms: float | None,
 ) -> jax.Array:
     """Return the orthogonal step of a parameter, computed for each of its matrices."""
-    assert matrix is not None, "labels give Muon only matrices"
-    inputs, outputs = matrix
+    assert matrix_axes is not None, "labels give Muon only matrices"
+    inputs, outputs = matrix_axes
     stack_axes = tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs)
     order = stack_axes + inputs + outputs
     transposed = leaf.transpose(order)
@@ -119,9 +129,9 @@ def _orthogonal_step(
 
 
 def _newton_schulz(x: jax.Array, steps: int, eps: float) -> jax.Array:
-    """Approximate U Vᵀ for a stack of matrices U S Vᵀ, with singular values of 0.7 to 1.2."""
+    """Approximate U Vᵀ for each matrix U S Vᵀ of a stack, with singular values from 0.7 to 1.2."""
     if x.shape[-2] > x.shape[-1]:
-        # The iteration uses the smaller of X Xᵀ and Xᵀ X.
+        # The iteration then multiplies with the smaller one of X Xᵀ and Xᵀ X.
         return _newton_schulz(x.mT, steps, eps).mT
     a, b, c = COEFFICIENTS
     x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
@@ -136,12 +146,13 @@ def make_schedule_free(
 ) -> optax.GradientTransformation:
     """Return schedule-free AdamW (Defazio et al. 2024, algorithm 1).
 
-    It is trained at y, and evaluated at x, the average of z.
+    The parameters are y, at which the gradients are computed. Evaluation uses x, the average of the
+    sequence z of the base optimizer.
 
-    The state is that of optax and holds z. Its b1 is the one with which the current parameters were
-    computed, so that a run that resumes with another b1 continues from the same x and z. In
-    contrast, optax.contrib.schedule_free weights a step in the average by the rate of the next
-    step, and keeps the b1 of the initial state.
+    The state is optax's ScheduleFreeState, which holds z. Its b1 is the one with which y was
+    computed, so that a run that resumes with another b1 continues from the same x and z. Unlike
+    here, optax.contrib.schedule_free weights a step in the average by the rate of the next step,
+    and keeps the b1 of the initial state.
     """
     b1 = options["b1"]
     b2, eps = options["b2"], options["eps"]
@@ -157,12 +168,12 @@ def make_schedule_free(
         assert params is not None, "the optimizer is always given its parameters"
         adam_updates, adam_state = adam.update(grads, state.base_optimizer_state, params)
         z = {name: leaf + adam_updates[name] for name, leaf in state.z.items()}
-        # The rate and the weight share one count. Steps that fp16 skips only count in the schedule.
+        # The weight uses the count of the rate, in which steps that fp16 skips count, too.
         max_lr = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
         total = state.weight_sum + max_lr**2
         share = jnp.where(total > 0, max_lr**2 / jnp.where(total > 0, total, 1.0), 0.0)
-        averages, x = _average_params(state, params), {}
-        for name, leaf in averages.items():
+        old_x, x = _average_params(state, params), {}
+        for name, leaf in old_x.items():
             x[name] = leaf + share * (z[name] - leaf)
         updates = {
             name: b1 * leaf + (1.0 - b1) * z[name] - params[name] for name, leaf in x.items()

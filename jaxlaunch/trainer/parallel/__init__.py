@@ -1,1 +1,1 @@
-"""The mesh, and the axes of arrays on it."""
+"""The mesh of devices, and the sharding of arrays over it."""

@@ -1,4 +1,9 @@
-"""The global mesh of all devices with axes dp, fsdp, ep, mp, and the rows of a process."""
+"""The global mesh of all devices with axes dp, fsdp, ep, mp, and the rows that a process reads.
+
+A job with several TPU slices has two kinds of links: fast ones inside a slice (ICI), and a network
+between slices (DCN). As in JAX's hybrid meshes, each axis of size n is the product of its DCN size
+and its ICI size. The DCN part is the outer one.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,10 @@ from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 
-Grid = np.ndarray[Any, Any]  # devices [dp, fsdp, ep, mp]
-Across = tuple[int, ...]  # number of slices that each axis spans
+# Devices [dp, fsdp, ep, mp].
+Grid = np.ndarray[Any, Any]
+# The number of slices that each axis spans.
+DcnSizes = tuple[int, ...]
 
 
 def build_mesh(
@@ -26,29 +33,31 @@ def build_mesh(
     devices: Sequence[jax.Device] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> jax.sharding.Mesh:
-    """Build the mesh of the spec. Across slices the dcn part of an axis is outermost.
+    """Build the mesh of the spec.
 
-    On TPU the axes follow the torus, mp first. Elsewhere the devices of a process are adjacent.
-    Without dcn the axes are divided over the slices, beginning with the outermost. `note` is called
-    with a sentence about this, and if the torus could not be followed. Axis types are Auto, because
-    ported models do not trace with Explicit, the default of `jax.make_mesh`. Raises SpecError if
-    the product of the axes is not the number of devices.
+    On TPUs the axes follow the torus, mp first. On other platforms the devices of a process are
+    adjacent. If the spec has no `dcn`, the outermost axes are divided over the slices; `note` is
+    called with a sentence about this, and with one if the axes cannot follow the torus. Axis types
+    are Auto, because ported models do not trace with Explicit, the default of `jax.make_mesh`.
+    Raises SpecError if the product of the axes is not the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     try:
         sizes = mesh.resolve(len(devices))
     except ValueError as error:
         raise SpecError(f"train.mesh: {error}") from None
-    across: Across = tuple(mesh.dcn.get(axis, 1) for axis in MESH_AXES)  # type: ignore[call-overload]
-    for axis, size, count in zip(MESH_AXES, sizes, across, strict=True):
+    dcn_sizes: DcnSizes = tuple(mesh.dcn.get(axis, 1) for axis in MESH_AXES)  # type: ignore[call-overload]
+    for axis, size, count in zip(MESH_AXES, sizes, dcn_sizes, strict=True):
         if size % count:
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
-    # JAX calls a host of GPUs a slice, but the processes already follow the hosts.
+    # For GPUs JAX calls each host a slice. The order by processes already follows the hosts.
     slices = len(set(map(slice_index, devices))) if devices[0].platform == "tpu" else 1
-    ways = [across] if mesh.dcn or slices == 1 else list(_slice_divisions(sizes, slices))
-    across, grid = _lay_out(devices, sizes, ways, note)
+    choices = [dcn_sizes]
     if not mesh.dcn and slices > 1:
-        counts = zip(MESH_AXES, across, strict=True)
+        choices = list(_divide_slices(sizes, slices))
+    dcn_sizes, grid = _arrange_devices(devices, sizes, choices, note)
+    if not mesh.dcn and slices > 1:
+        counts = zip(MESH_AXES, dcn_sizes, strict=True)
         parts = ", ".join(f"{axis}: {count}" for axis, count in counts if count > 1)
         note(
             f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: "
@@ -57,46 +66,51 @@ def build_mesh(
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def _slice_divisions(sizes: Sequence[int], slices: int) -> Iterator[Across]:
-    """Yield the ways to divide axes over slices, those with most outermost divisions first."""
+def _divide_slices(sizes: Sequence[int], slices: int) -> Iterator[DcnSizes]:
+    """Yield the ways to divide axes over slices, those that divide the outermost most first."""
     if not sizes:
         if slices == 1:
             yield ()
         return
     for count in range(math.gcd(sizes[0], slices), 0, -1):
         if sizes[0] % count == 0 and slices % count == 0:
-            yield from ((count, *rest) for rest in _slice_divisions(sizes[1:], slices // count))
+            yield from ((count, *rest) for rest in _divide_slices(sizes[1:], slices // count))
 
 
-def _lay_out(
+def _arrange_devices(
     devices: list[jax.Device],
     sizes: Sequence[int],
-    ways: Sequence[Across],
+    choices: Sequence[DcnSizes],
     note: Callable[[str], None],
-) -> tuple[Across, Grid]:
-    """Return the first division over slices that follows the torus, or the first, and its grid."""
+) -> tuple[DcnSizes, Grid]:
+    """Return the first of the DCN sizes with which the axes follow the torus, and the grid.
+
+    If there is none, the first choice is taken and the grid follows slices and processes.
+    """
     if devices[0].platform == "tpu":
         reasons: list[str] = []
-        for across in ways:
-            grid = _torus_grid(devices, _sizes_per_slice(sizes, across), across, reasons.append)
+        for dcn_sizes in choices:
+            ici_sizes = _ici_sizes(sizes, dcn_sizes)
+            grid = _torus_grid(devices, ici_sizes, dcn_sizes, reasons.append)
             if grid is not None:
-                return across, grid
+                return dcn_sizes, grid
         note(reasons[0])
-    across, inside = ways[0], _sizes_per_slice(sizes, ways[0])
-    near = np.array(
+    dcn_sizes, ici_sizes = choices[0], _ici_sizes(sizes, choices[0])
+    sorted_devices = np.array(
         sorted(devices, key=lambda device: (slice_index(device), device.process_index, device.id))
     )
-    # Each pair is the dcn part of an axis and its remainder.
+    # This puts the DCN part of each axis before its ICI part.
     order = [axis + part for axis in range(len(sizes)) for part in (0, len(sizes))]
-    return across, near.reshape(*across, *inside).transpose(order).reshape(sizes)
+    parts = sorted_devices.reshape(*dcn_sizes, *ici_sizes)
+    return dcn_sizes, parts.transpose(order).reshape(sizes)
 
 
-def _sizes_per_slice(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
-    return [size // count for size, count in zip(sizes, across, strict=True)]
+def _ici_sizes(sizes: Sequence[int], dcn_sizes: Sequence[int]) -> list[int]:
+    return [size // count for size, count in zip(sizes, dcn_sizes, strict=True)]
 
 
 def resolve_mesh(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """Return a JAX mesh unchanged, or build one from devices per axis. Raises SpecError."""
+    """Return a JAX mesh unchanged; build one from numbers of devices by axis. Raises SpecError."""
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh
     if isinstance(mesh, spec.Mesh):
@@ -105,41 +119,44 @@ def resolve_mesh(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax
 
 
 def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int]) -> spec.Mesh:
-    """Parse the `mesh` argument of a public function, devices per axis. Raises SpecError."""
+    """Parse the argument `mesh` of jaxlaunch.FUNCTION. Raises SpecError with the `example`."""
     try:
         return spec.Mesh.model_validate(dict(mesh))
     except (pydantic.ValidationError, TypeError, ValueError) as error:
-        why = "is not a dict"
+        reason = "is not a dict"
         if isinstance(error, pydantic.ValidationError):
-            why = pydantic_message(error.errors()[0])
+            reason = pydantic_message(error.errors()[0])
         hint = f"give devices per axis, such as {example}"
-        raise SpecError(f"jaxlaunch.{function}(mesh={mesh!r}): {why}; {hint}") from None
+        raise SpecError(f"jaxlaunch.{function}(mesh={mesh!r}): {reason}; {hint}") from None
 
 
 def slice_index(device: jax.Device) -> int:
     """Return the slice of a device, 0 on platforms without slices."""
-    # Only devices of some platforms have this attribute, and JAX's type does not declare it.
+    # Not all platforms have this attribute, and JAX's type does not declare it.
     return getattr(device, "slice_index", 0)
 
 
 def _torus_grid(
     devices: list[jax.Device],
-    inside: Sequence[int],
-    across: Sequence[int],
+    ici_sizes: Sequence[int],
+    dcn_sizes: Sequence[int],
     note: Callable[[str], None],
 ) -> Grid | None:
-    """Return TPU devices along the torus, or None; physical axes are split only if needed."""
-    slices, granules = len(set(map(slice_index, devices))), math.prod(across)
+    """Return TPU devices along the torus; None, with a note of the reason, if it is impossible.
+
+    Physical axes are split only if needed.
+    """
+    slices, granules = len(set(map(slice_index, devices))), math.prod(dcn_sizes)
     processes = {device.process_index for device in devices}
-    make_grid: Callable[..., Grid] = partial(mesh_utils.create_device_mesh, inside, devices)
+    make_grid: Callable[..., Grid] = partial(mesh_utils.create_device_mesh, ici_sizes, devices)
     if granules != 1 or slices != 1:
-        of_processes = granules != slices and granules == len(processes)
+        # The dcn of a job can also divide the processes of one slice.
         make_grid = partial(
             mesh_utils.create_hybrid_device_mesh,
-            inside,
-            across,
+            ici_sizes,
+            dcn_sizes,
             devices,
-            process_is_granule=of_processes,
+            process_is_granule=granules != slices and granules == len(processes),
         )
     reason = ""
     for is_split in (False, True):
@@ -172,12 +189,13 @@ def describe_shards(mesh: jax.sharding.Mesh) -> str:
 
 
 def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
-    """Return the rows of a global batch that a process reads. An mp group shares its rows.
+    """Return the rows of a global batch that a process reads.
 
-    A torus may give a process parts of the batch that are not contiguous. Processes then read
-    contiguous rows in the order of their first parts, so that every row is read once, although at
-    another position in the batch. Raises SpecError if dp × fsdp × ep does not divide `batch`, or if
-    the parts of two processes partly overlap.
+    Processes that differ only in mp read the same rows. On a torus, the parts of the batch on the
+    devices of one process may not be contiguous. The processes then read contiguous rows in the
+    order of their first parts. Every row is still read once, but is at another position of the
+    batch. Raises SpecError if dp × fsdp × ep does not divide `batch`, or if the parts of two
+    processes overlap without being equal.
     """
     process = jax.process_index() if process is None else process
     parts = count_shards(mesh)
@@ -197,10 +215,10 @@ def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None
     else:
         groups = sorted(set(parts_by_process.values()))
         if sum(map(len, groups)) != parts:
-            mine = ", ".join(map(str, own_parts))
+            listed = ", ".join(map(str, own_parts))
             raise SpecError(
-                f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap "
-                "with others'"
+                f"train.mesh: process {process} holds the parts {listed} of the batch, which "
+                "overlap with others'"
             )
         start = sum(map(len, groups[: groups.index(own_parts)]))
     return range(start * size, (start + len(own_parts)) * size)

@@ -1,10 +1,10 @@
-"""The sharding of every array, from one table of logical axis -> mesh axes.
+"""The sharding of every array, from the table RULES of logical axis -> mesh axes.
 
-A model names the axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its task
-names them by path (`sharding = {r".*kernel": ("embed", "hidden")}`). The names belong to the last
-dimensions; a dimension before them, which nnx.vmap adds, is `layers`. In addition, every array of
-the state is split over fsdp along one divisible dimension. Vectors are not, because a collective
-for each of them would cost more than their bytes.
+A model names the logical axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its
+task names them by path (`sharding = {r".*kernel": ("embed", "hidden")}`). The names are those of
+the last dimensions; a dimension before them, which nnx.vmap adds, is `layers`. In addition, every
+array of the state is split over fsdp along one divisible dimension. Vectors are not split, because
+a collective for each of them would cost more than their bytes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer.errors import SpecError
 
-# A logical axis, a mesh axis, or None for each of the last dimensions.
+# The name of each of the last dimensions: a logical axis, a mesh axis, or None.
 Axes = tuple[str | None, ...]
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
-Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first
+# The mesh axes that split one dimension, outermost first.
+Entry = tuple[str, ...]
 
-# Weights and activations share the table: change a strategy by changing one line.
+# One table for weights and activations.
 RULES: Mapping[str, Entry] = {
     "batch": BATCH_AXES,
-    # Used where fsdp splits columns instead.
+    # The batch where fsdp splits columns instead of rows.
     "other_batch": tuple(axis for axis in BATCH_AXES if axis != "fsdp"),
     "columns": ("fsdp",),
     "layers": (),
     # Attention needs whole examples.
     "length": (),
-    # The length where positions do not interact: norms, and the residual stream between products.
+    # The length where positions do not interact: in norms and between matrix products.
     "sequence": ("mp",),
     # The residual stream.
     "embed": (),
@@ -53,8 +54,8 @@ RULES: Mapping[str, Entry] = {
     # Between the two matrices of an adapter.
     "rank": (),
 }
-# These stay whole if they do not divide. A class token lengthens a sequence by one, and GPT-2's
-# vocabulary is odd.
+# Axes that are not split if their size is not divisible. A class token lengthens a sequence by one,
+# and GPT-2's vocabulary has an odd size.
 OPTIONAL_AXES = ("sequence", "vocab")
 
 _is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
@@ -63,7 +64,7 @@ _is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
 def state_sharding(
     name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh
 ) -> NamedSharding:
-    """Return the sharding of an array by its named axes, then fsdp. Raises SpecError."""
+    """Return the sharding of an array of the state. Raises SpecError if its axes do not fit."""
     axes = axes or ()
     if len(axes) > len(shape):
         raise SpecError(
@@ -71,18 +72,18 @@ def state_sharding(
         )
     logical_axes = ("layers" if axes else None,) * (len(shape) - len(axes)) + axes
     mesh_axes = [_mesh_axes(name, axis, mesh) for axis in logical_axes]
-    entries = _keep_whole(shape, logical_axes, mesh_axes, mesh)
+    entries = _drop_indivisible(shape, logical_axes, mesh_axes, mesh)
     used = [mesh_axis for entry in entries for mesh_axis in entry]
-    if twice := sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1}):
+    if repeated := sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1}):
         raise SpecError(
             f"{name}: axes {logical_axes} translate to {tuple(entries)}: two dimensions share "
-            f"{', '.join(twice)}"
+            f"{', '.join(repeated)}"
         )
     for size, axis, entry in zip(shape, logical_axes, entries, strict=True):
-        if size % (ways := _count_ways(entry, mesh)):
+        if size % (parts := _count_parts(entry, mesh)):
             raise SpecError(
                 f"{name}: {axis} = {size} cannot be split evenly over {' × '.join(entry)} = "
-                f"{ways} devices"
+                f"{parts} devices"
             )
     return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, logical_axes, entries, mesh)))
 
@@ -90,38 +91,38 @@ def state_sharding(
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrain `x` to the sharding of its named axes on the current mesh, if there is one.
 
-    Otherwise the compiler may split activations like the weights, and gather the batch.
+    Without constraints the compiler may split activations like the weights, and gather the batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    by_device = _is_by_device.get()
-    whole = (None, "batch") if by_device else (None,)
-    mesh_axes = [() if axis in whole else RULES[str(axis)] for axis in axes]
-    entries = _keep_whole(x.shape, axes, mesh_axes, mesh)
+    unsplit_axes = (None, "batch") if _is_by_device.get() else (None,)
+    mesh_axes = [() if axis in unsplit_axes else RULES[str(axis)] for axis in axes]
+    entries = _drop_indivisible(x.shape, axes, mesh_axes, mesh)
     result: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
     return result
 
 
 def gather_weight(weight: jax.Array, *axes: str | None) -> jax.Array:
-    """Gather a weight over fsdp, and keep its named axes split; its gradient is split over fsdp.
+    """Gather a weight over fsdp, and split it by its named axes only.
 
-    `constrain` would apply the same sharding to the gradient, and each device would get the whole
-    sum.
+    Its gradient is split over fsdp, too. `constrain` would apply the sharding of the weight to the
+    gradient, so that each device would hold the whole sum.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or _is_by_device.get():
         return constrain(weight, *axes)
-    entries = _keep_whole(weight.shape, axes, [RULES[axis] if axis else () for axis in axes], mesh)
-    split = _split_fsdp(weight.shape, axes, entries, mesh)
-    return _constrain_both(weight, PartitionSpec(*entries), PartitionSpec(*split))
+    mesh_axes = [RULES[axis] if axis else () for axis in axes]
+    entries = _drop_indivisible(weight.shape, axes, mesh_axes, mesh)
+    gradient_entries = _split_fsdp(weight.shape, axes, entries, mesh)
+    return _constrain_both(weight, PartitionSpec(*entries), PartitionSpec(*gradient_entries))
 
 
 def constrain_value(weight: jax.Array, weight_sharding: NamedSharding) -> jax.Array:
     """Constrain `weight` to a sharding, but not its gradient.
 
-    This is for the cast of a weight that the state splits. Without it XLA's compiler for GPUs moves
-    the sharding through the cast to its operand, and gathers in float32 instead of bfloat16.
+    This is for casts of weights to bfloat16. Without it XLA's compiler for GPUs gathers a split
+    weight before the cast, in float32.
     """
     return _constrain_both(weight, weight_sharding, None)
 
@@ -149,7 +150,7 @@ _constrain_both.defvjp(_constrain_forward, _constrain_backward)
 
 @contextlib.contextmanager
 def map_by_device() -> Iterator[None]:
-    """Treat a batch as the rows of one device, which `constrain` does not split."""
+    """Trace with batches of one device's rows, which `constrain` does not split."""
     token = _is_by_device.set(True)
     try:
         yield
@@ -160,10 +161,10 @@ def map_by_device() -> Iterator[None]:
 def axes_by_path(
     rules: Mapping[str, Sequence[str | None]], model_axes: Mapping[str, Axes | None]
 ) -> dict[str, Axes | None]:
-    """Return the axes of every parameter, by the first rule that matches its name, or the model.
+    """Return the axes of every parameter: those of the first matching rule, else of the model.
 
-    Raises SpecError for invalid rules, and for rules that match no parameter, since a typing error
-    would silently replicate an array that should be split.
+    `rules` map patterns of names to axes. Raises SpecError for an invalid rule, and for one that
+    matches no parameter, because a typing error would silently leave an array replicated.
     """
     if not isinstance(rules, Mapping):
         raise SpecError(
@@ -171,7 +172,7 @@ def axes_by_path(
             "('embed', 'hidden')}"
         )
     named_axes = dict(model_axes)
-    # The first rule that matches wins, so it is applied last.
+    # The first matching rule wins, so the rules are applied in reverse order.
     for pattern, axes in reversed(list(rules.items())):
         rule = f"sharding rule {pattern!r}"
         is_tuple = isinstance(axes, list | tuple)
@@ -200,12 +201,12 @@ def _mesh_axes(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
     )
 
 
-def _keep_whole(
+def _drop_indivisible(
     shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh
 ) -> list[Entry]:
-    """Clear the entries of optional axes that do not divide."""
+    """Empty the entries of optional axes whose sizes are not divisible."""
     return [
-        () if axis in OPTIONAL_AXES and size % _count_ways(entry, mesh) else entry
+        () if axis in OPTIONAL_AXES and size % _count_parts(entry, mesh) else entry
         for size, axis, entry in zip(shape, axes, entries, strict=True)
     ]
 
@@ -213,22 +214,22 @@ def _keep_whole(
 def _split_fsdp(
     shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh
 ) -> list[Entry]:
-    """Add fsdp to one divisible dimension, if any: `embed`, or else the one with the largest share.
+    """Add fsdp to one divisible dimension, if any: `embed`, or else the largest one.
 
-    `layers` is never split, because a scan would then gather each layer's weights from a single
-    device.
+    Sizes are compared after the division by other mesh axes. `layers` is never split, because a
+    scan would then gather each layer's weights from a single device.
     """
     is_vector = sum(axis != "layers" for axis in axes) == 1
     if mesh.shape["fsdp"] == 1 or is_vector or any("fsdp" in entry for entry in entries):
         return entries
     fsdp = mesh.shape["fsdp"]
-    shares = [size // _count_ways(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
-    fits = [i for i, share in enumerate(shares) if axes[i] != "layers" and share % fsdp == 0]
-    if not fits:
+    sizes = [size // _count_parts(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
+    divisible = [i for i, size in enumerate(sizes) if axes[i] != "layers" and size % fsdp == 0]
+    if not divisible:
         return entries
-    best = max(fits, key=lambda i: (axes[i] == "embed", shares[i], -i))
+    best = max(divisible, key=lambda i: (axes[i] == "embed", sizes[i], -i))
     return [(*entry, "fsdp") if i == best else entry for i, entry in enumerate(entries)]
 
 
-def _count_ways(entry: Entry, mesh: AnyMesh) -> int:
+def _count_parts(entry: Entry, mesh: AnyMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in entry)

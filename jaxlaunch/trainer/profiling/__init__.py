@@ -1,1 +1,1 @@
-"""Trace steps and split their time."""
+"""Traces of steps, and the breakdown of their time."""

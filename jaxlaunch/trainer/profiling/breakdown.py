@@ -1,9 +1,9 @@
-"""Breakdown of a step's time by kind of operation, from a trace of JAX's profiler.
+"""Breaks a step's time down by kind of operation, from a trace of JAX's profiler.
 
-Every moment of a step counts once, so that the parts add up to the step. If operations of several
-kinds run on a device at the same time, the first kind in ORDER counts. Collectives therefore count
-only as exposed (non-overlapped) communication. `host` is the time in which a device runs nothing:
-it waits for the host, for data, or between kernels.
+Every moment of a step counts for one kind only, so that the parts add up to the step. If a device
+runs operations of several kinds at the same time, the moment counts for the first one in ORDER.
+Collectives therefore only count as exposed communication, that is, while nothing else runs. `host`
+is the time in which a device runs nothing: it waits for the host or for data, or between kernels.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from jaxlaunch.trainer.numerics.hlo import Operation, Program
 MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES = "matmul", "attention", "elementwise", "collectives"
 HOST = "host"
 ORDER = (MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES)
-# Number of operations in `top`.
+# Number of operations in `Breakdown.top`.
 TOP_OPERATIONS = 10
 
-Span = tuple[float, float]  # (start, end) in seconds
+# (start, end) in seconds.
+Span = tuple[float, float]
 
 
 class Op(NamedTuple):
-    """An operation that ran on a device."""
+    """One execution of an operation on a device."""
 
     name: str
     kind: str
@@ -57,7 +58,7 @@ class Breakdown(NamedTuple):
     top: Sequence[tuple[str, str, float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the breakdown for the summary.json of a profile: seconds, and shares."""
+        """Return the breakdown for the summary.json of a profile."""
         shares = {kind: round(seconds / self.step_s, 4) for kind, seconds in self.seconds.items()}
         top = [
             {"op": name, "kind": kind, "seconds": round(seconds, 9)}
@@ -80,7 +81,7 @@ class Breakdown(NamedTuple):
         return f"{self.step_s * 1e3:.3f} ms a step: {shares}"
 
     def to_table(self) -> list[str]:
-        """Return lines of text, one for each kind and one for the step."""
+        """Return one line of text for each kind, and one for the step."""
         lines = []
         for kind, seconds in self.seconds.items():
             line = f"  {kind:<12}{seconds * 1e3:>10.3f} ms{100 * seconds / self.step_s:>5.0f} %"
@@ -91,22 +92,22 @@ class Breakdown(NamedTuple):
 
 
 def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
-    """Return the mean breakdown of `steps` within `window`, without evaluations and saves.
+    """Return the mean breakdown of the `steps` steps that ran in `window`.
 
-    `pauses` are the spans of evaluations and saves. Raises ValueError if no device ran an operation
-    in the window.
+    `pauses` are the spans of evaluations and saves, which do not count. Raises ValueError if no
+    device ran an operation in the window.
     """
-    paused = _merge_spans(_clip_spans(pauses, window))
+    pauses = _merge_spans(_clip_spans(pauses, window))
     by_device: dict[str, dict[str, list[Span]]] = {}
     top: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in ops:
-        is_paused = any(start <= op.span[0] < end for start, end in paused)
+        is_paused = any(start <= op.span[0] < end for start, end in pauses)
         if _clip_spans([op.span], window) and not is_paused:
             spans = by_device.setdefault(op.device, {kind: [] for kind in ORDER})
             spans[op.kind].append(op.span)
             top[op.name, op.kind] += op.span[1] - op.span[0]
-    device_splits = [_split_device(spans, window, paused) for spans in by_device.values()]
-    step_s = (window[1] - window[0] - _total_s(paused)) / steps
+    device_splits = [_split_device(spans, window, pauses) for spans in by_device.values()]
+    step_s = (window[1] - window[0] - _total_s(pauses)) / steps
     if not any(sum(seconds.values()) for seconds, _ in device_splits) or step_s <= 0:
         raise ValueError("the trace holds no operation that a device ran within the steps")
     factor = 1 / (steps * len(device_splits))
@@ -119,16 +120,16 @@ def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: i
 
 
 def _split_device(
-    spans: Mapping[str, list[Span]], window: Span, paused: list[Span]
+    spans: Mapping[str, list[Span]], window: Span, pauses: list[Span]
 ) -> tuple[dict[str, float], float]:
     """Return the seconds by kind on one device, and the seconds of hidden collectives."""
-    covered, seconds = paused, {}
+    covered, seconds = pauses, {}
     for kind in ORDER:
         previous_s = _total_s(covered)
         covered = _merge_spans([*covered, *_clip_spans(spans[kind], window)])
         seconds[kind] = _total_s(covered) - previous_s
-    collectives = _merge_spans([*paused, *_clip_spans(spans[COLLECTIVES], window)])
-    return seconds, _total_s(collectives) - _total_s(paused) - seconds[COLLECTIVES]
+    collectives = _merge_spans([*pauses, *_clip_spans(spans[COLLECTIVES], window)])
+    return seconds, _total_s(collectives) - _total_s(pauses) - seconds[COLLECTIVES]
 
 
 def _clip_spans(spans: Iterable[Span], window: Span) -> list[Span]:
@@ -138,7 +139,7 @@ def _clip_spans(spans: Iterable[Span], window: Span) -> list[Span]:
 
 
 def _merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the union of `spans` as sorted spans that do not touch."""
+    """Return the union of `spans` as sorted spans without overlaps."""
     union: list[Span] = []
     for start, end in sorted(spans):
         if union and start <= union[-1][1]:
@@ -154,7 +155,7 @@ def _total_s(spans: Iterable[Span]) -> float:
 
 # --- kinds ----------------------------------------------------------------------------------------
 
-# Opcodes that contain others or do nothing. The operations inside of them have their own names.
+# Opcodes of operations that only run others, which have their own events, or that do nothing.
 _CONTAINER_OPCODES = frozenset(
     {
         *("while", "conditional", "call", "tuple", "get-tuple-element", "parameter"),
@@ -169,25 +170,25 @@ _COLLECTIVES = frozenset(
 )
 _CONTAINER_NAME = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
 _MATMULS = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
-# A jax.named_scope, as differentiation changes it.
+# The jax.named_scope `attention`, alone or inside the scopes that differentiation adds.
 _SCOPE = re.compile(r"(?:^|[/(;])attention(?:$|[/);])")
-# Names of kernels.
+# Parts of kernel names.
 _ATTENTION = re.compile(r"fmha|flash|splash|dot_product_attention", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|matmul|cutlass|nvjet|xmma|conv(?!ert)|(?:^|[_\W])dot", re.IGNORECASE)
 _COLLECTIVE = re.compile(
     "nccl|" + "|".join(_COLLECTIVES - {"send", "recv"}).replace("-", "[-_]?"), re.IGNORECASE
 )
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
-# The origin of an operation in the traced program.
+# The scopes of an operation in the traced program.
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
 def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
-    """Return the kind of each operation of compiled programs, None for containers of others.
+    """Return the kind of each operation of compiled programs by `program/operation`.
 
-    The keys are `program/operation`. For traces without the program, the operation alone is also a
-    key, with the kind of the first program that has it.
+    The kind is None for operations that only run others. Some traces do not name the program, so
+    the name of each operation alone is also a key, with the kind in the first program that has it.
     """
     kinds: dict[str, str | None] = {}
     for text in texts:
@@ -201,7 +202,7 @@ def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
 
 
 def kernel_kind(name: str) -> str | None:
-    """Return the kind of a kernel, or of an operation of an unknown program, by its name."""
+    """Return the kind of a kernel, or of an operation in an unknown program, by its name."""
     if _CONTAINER_NAME.match(name):
         return None
     if _COLLECTIVE.search(name):
@@ -215,7 +216,7 @@ def _operation_kind(operation: Operation, program: Program) -> str | None:
     if operation.kind in _CONTAINER_OPCODES:
         return None
     parts = [operation, *program.fused_operations(operation)]
-    # An asynchronous operation consists of two: all-gather-start and all-gather-done.
+    # An asynchronous operation is a pair, such as all-gather-start and all-gather-done.
     if any(re.sub(r"-(?:start|update|done)$", "", part.kind) in _COLLECTIVES for part in parts):
         return COLLECTIVES
     targets = [_first_group(_TARGET, part.attributes) for part in parts]
@@ -235,16 +236,18 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
 
 # --- the trace ------------------------------------------------------------------------------------
 
-# Names of our annotations: a step, and time that belongs to no step.
+# Names of our annotations: a step, and a pause for an evaluation or a save.
 STEP, PAUSE = "train", "jaxlaunch pause"
 # The pattern does not match the parts of a chip, such as SparseCores.
 _HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")
-# On GPU a stream's kernels name their operation. On TPU operations are events of a line, which
-# begin with their text.
+# Lines with operations: the streams of a GPU, and one line of a TPU.
 _LINES = re.compile(r"Stream|XLA Ops$")
+# On TPUs the name of an event is the text of its operation.
 _TEXT = re.compile(r"%?([\w.\-]+) = ")
+# Beginnings of names of events that are not operations.
 _THREAD_EVENTS = ("end: ", "Threadpool", "ThunkExecutor")
-Kinds = Mapping[str, str | None]  # operation of the train steps -> kind
+# Operation of the compiled programs -> kind.
+Kinds = Mapping[str, str | None]
 
 
 class Trace(NamedTuple):
@@ -256,16 +259,16 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: Path, kinds: Kinds) -> Trace:
-    """Read the trace in a file with JAX's own reader, which needs no TensorFlow."""
+    """Read the trace in a file with JAX's own reader, which does not need TensorFlow."""
     with warnings.catch_warnings():
-        # Under `-W error` Python 3.12's warning about the reader's types ends the process (jaxlib
-        # 0.11, by nanobind).
+        # Under `-W error`, a warning of Python 3.12 about the reader's types, which nanobind
+        # causes, would end the process (jaxlib 0.11).
         warnings.simplefilter("ignore", DeprecationWarning)
         return read_planes(ProfileData.from_file(str(path)).planes, kinds)
 
 
 def read_planes(planes: Any, kinds: Kinds) -> Trace:
-    """Read the trace from JAX's planes of the host and the devices, with lines of events."""
+    """Read the trace from JAX's planes: one of the host, and one of each device."""
     trace = Trace([], [], [])
     host_ops: list[Op] = []
     for plane in planes:
@@ -277,8 +280,9 @@ def read_planes(planes: Any, kinds: Kinds) -> Trace:
                     text = _TEXT.match(event.name)
                     stats = {"hlo_op": text[1]} if text else dict(event.stats)
                     trace.ops.extend(_read_op(event, stats, kinds, plane.name))
-    # If there are devices, computations of the host do not count as device time.
-    trace.ops.extend([] if trace.ops else host_ops)
+    # Operations on threads of the host only count if there are no other devices.
+    if not trace.ops:
+        trace.ops.extend(host_ops)
     return trace
 
 
@@ -289,8 +293,7 @@ def _read_host_line(events: Any, kinds: Kinds, trace: Trace) -> Iterator[Op]:
             trace.steps.append(_event_span(event))
         elif event.name == PAUSE:
             trace.pauses.append(_event_span(event))
-        # Most events of a CPU's threads are not operations, and reading their statistics takes
-        # time.
+        # Most events of these threads are not operations, and reading their statistics is slow.
         elif event.duration_ns > 0 and not event.name.startswith(_THREAD_EVENTS):
             stats = dict(event.stats)
             if "hlo_op" in stats:

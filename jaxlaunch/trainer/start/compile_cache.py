@@ -1,15 +1,14 @@
-"""The cache of compiled programs, on the host and next to the run's checkpoints.
+"""The cache of compiled programs, from which a restarted run loads them.
 
-A restart loads programs from it.
-
-Entries are machine code. Their folder is named after everything that they depend on and JAX's key
-does not include: versions, kind of device and, on CPUs, the features of the processor. An entry is
-written atomically and begins with a digest of its contents; a damaged one is skipped. No fault of
-the cache ends a run.
+It is on the host and in the run folder, for hosts that join later. Entries are machine code. Their
+folder is named after everything that they depend on and that JAX's key does not include: versions,
+the kind of device and, on CPUs, the features of the processor. An entry is written atomically and
+begins with a digest of its contents; a damaged one is skipped. A failure of the cache never ends a
+run.
 
 In a gang, process 0 announces at the start which entries exist, and all processes use only those.
-On GPUs, a process that loads a program while another compiles it would otherwise block it, because
-processes share the autotuning.
+Otherwise, on GPUs, a process that loads a program would block another that compiles it, because
+the processes share the autotuning.
 
 Private names of JAX 0.10 and 0.11 in use: compilation_cache.get_file_cache, without which JAX
 writes its own files to the folder of the host; for gangs on CPUs cache_key._hash_devices.
@@ -39,23 +38,24 @@ from jaxlaunch.trainer.start import distributed
 
 # The folder of the cache in the run folder.
 RUN_CACHE_NAME = ".compiled"
-# Bytes of the entries in a cache, for all versions and devices together.
+# Limits of one cache, for all versions and devices together.
 MAX_BYTES = 2 << 30
 MAX_ENTRIES = 1000
 DIGEST_BYTES = hashlib.sha256().digest_size
 
+# These names are private, and JAX declares no types for them.
 _config: Any = jax.config
 _jax_cache_key: Any = cache_key
 _jax_cache: Any = compilation_cache
-# Runs everything that no step has to wait for.
+# Writes to the run folder and removes old entries, so that no step waits for them.
 _background = ThreadPoolExecutor(1, "compile-cache")
 
 
 def configure_cache(cache_folder: str | None) -> None:
-    """Configure JAX with the folder or URL that a job names, and XLA with its own files.
+    """Set JAX's cache to the folder or URL that a job names, if it names one.
 
-    XLA cannot open URLs ("File system scheme 'gs' not implemented"), not even for results of
-    autotuning.
+    For a URL, XLA's own cache is switched off, because XLA cannot open URLs ("File system scheme
+    'gs' not implemented"), not even for results of autotuning.
     """
     if cache_folder not in (None, AUTO):
         jax.config.update("jax_compilation_cache_dir", cache_folder)
@@ -66,8 +66,8 @@ def configure_cache(cache_folder: str | None) -> None:
 def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
     """Install a cache on this host and, for hosts that join later, in the run folder.
 
-    A folder that the user has configured in JAX remains. Collective, after
-    `distributed.initialize`.
+    If the user has configured a folder in JAX, that one stays in use. Every process must call this,
+    after `distributed.initialize`.
     """
     if _config.jax_compilation_cache_dir or not _config.jax_enable_compilation_cache:
         return
@@ -83,7 +83,7 @@ def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
     run_programs = None if run_cache is None else run_cache / host_folder.name
     programs = ProgramCache(host_folder, run_programs, entry_names)
     _background.submit(sweep_folders, host_folder.parent, run_cache)
-    # The path of XLA's own files would be part of every key, and it differs between users.
+    # The path of XLA's own cache would be part of every key, and it differs between users.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -102,8 +102,8 @@ class ProgramCache:
     def __init__(
         self, host_folder: Path, run_folder: epath.Path | None, entry_names: set[str]
     ) -> None:
-        """Create a cache of which this process may use the entries in `entry_names`."""
-        # Part of JAX's interface.
+        """Create a cache. This process may use its entries in `entry_names`."""
+        # JAX's interface requires this attribute.
         self._path = host_folder
         self._host_folder = epath.Path(host_folder)
         self._run_folder = run_folder
@@ -118,7 +118,7 @@ class ProgramCache:
         value = _read_entry(self._host_folder / name)
         if value is not None:
             with contextlib.suppress(OSError):
-                # Entries are removed in the order of their last use.
+                # The least recently used entries are removed first.
                 os.utime(self._host_folder / name)
         elif self._run_folder is not None:
             value = _read_entry(self._run_folder / name)
@@ -137,7 +137,10 @@ class ProgramCache:
 
 
 def _shared_entries(host_folder: Path | None, run_cache: epath.Path | None) -> set[str]:
-    """Return the entries that all processes may use: the run's and those of a single host."""
+    """Return the entries that all processes can read.
+
+    These are the entries in the run folder and, if the run has only one host, those on the host.
+    """
 
     def list_shared() -> list[str]:
         if host_folder is None:
@@ -159,7 +162,7 @@ def _environment_digest() -> str:
 
 
 def _processor_features() -> str:
-    """Return the features of the processor that XLA compiles for, or the name of the host."""
+    """Return the features of the processor, which XLA compiles for, or else the host's name."""
     pattern = r"^(?:model name|flags|Features|CPU \w+)\s*:.*"
     with contextlib.suppress(OSError):
         if lines := re.findall(pattern, Path("/proc/cpuinfo").read_text(), re.M):

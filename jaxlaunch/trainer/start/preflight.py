@@ -1,4 +1,4 @@
-"""Checks before the first compilation, of everything that would fail later."""
+"""Checks that run before the first compilation, for errors that would otherwise appear later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxlaunch.trainer.data.source import changed_arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
 from jaxlaunch.trainer.spec import AUTO, EVAL_PREFIX, TrainSpec
 
-# Differing keys of job and checkpoint that a message lists.
+# Number of differing keys that a message lists.
 MAX_SHOWN_KEYS = 3
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
 # The version of the node's kernel module, which every container sees.
@@ -33,8 +33,8 @@ DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 def check_driver(environ: Mapping[str, str] = os.environ) -> None:
     """Raise SpecError if the driver is too old or has fewer GPUs than the job requests.
 
-    It runs before the processes join, because hosts without GPUs let all others wait for their
-    topology.
+    Run it before the processes join: while they join, all hosts would wait for the topology of a
+    host without GPUs.
     """
     job = _read_agent_job(environ)
     if job is None or job.platform != "cuda":
@@ -71,12 +71,12 @@ def _installed_cuda() -> list[int]:
 
 
 def _supported_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver's library, or its replacement, supports."""
-    number = ctypes.c_int()
+    """Return the newest CUDA, (major, minor), that the installed libcuda supports."""
+    version = ctypes.c_int()
     driver = _load_libcuda()
-    if driver is None or driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return None
-    return number.value // 1000, number.value % 1000 // 10
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def check_name(environ: Mapping[str, str] = os.environ) -> None:
@@ -90,10 +90,10 @@ def check_name(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def check_devices(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise SpecError if platform or number of JAX's local devices differ from the job.
+    """Raise SpecError if the platform or the number of JAX's local devices is not the job's.
 
-    JAX silently uses the CPU if it finds nothing better. Without an agent there is no job, and
-    nothing is checked.
+    JAX silently falls back to the CPU if it finds no accelerator. Without an agent there is no job,
+    and nothing is checked.
     """
     job = _read_agent_job(environ)
     if job is None:
@@ -147,14 +147,14 @@ def _format_count(number: int, platform: str) -> str:
 
 
 def _count_gpus() -> int | None:
-    """Return the number of visible GPUs, None if unknown, without JAX's backends."""
+    """Return the number of visible GPUs, without starting JAX's backends; None if unknown."""
     driver = _load_libcuda()
     if driver is None:
         return 0
-    number = ctypes.c_int()
+    count = ctypes.c_int()
     if driver.cuInit(0) == CUDA_ERROR_NO_DEVICE:
         return 0
-    return number.value if driver.cuDeviceGetCount(ctypes.byref(number)) == 0 else None
+    return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else None
 
 
 def _load_libcuda() -> ctypes.CDLL | None:
@@ -173,12 +173,12 @@ def check_mesh(spec: TrainSpec) -> None:
 
 
 def check_cache(spec: TrainSpec) -> None:
-    """Raise SpecError if the compilation cache is a file, of which JAX only warns."""
+    """Raise SpecError if the folder of the compilation cache is a file; JAX would only warn."""
     path = spec.compile_cache
     if path in (None, AUTO):
         return
     if remote.is_remote(path):
-        # JAX continues without a cache that it cannot reach, so only the name is checked.
+        # JAX continues without a cache that it cannot reach, so only the URL is checked.
         remote.check_url("train.compile_cache", path)
         return
     folder = epath.Path(path)
@@ -186,18 +186,22 @@ def check_cache(spec: TrainSpec) -> None:
         raise SpecError(f"train.compile_cache = {path} is a file, not a folder")
 
 
-def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
-    """Raise DataError or CheckpointError if `meta` differs, so that examples would repeat."""
-    for key, value in now.items():
-        then = meta.get(key)
-        if then == value or then is None:
+def check_resumed(saved_meta: Mapping[str, Any], conditions: Mapping[str, Any], path: str) -> None:
+    """Raise DataError or CheckpointError if a resumed run would repeat or skip examples.
+
+    `conditions` are the values of this run that must be equal in the checkpoint's meta.
+    """
+    for key, value in conditions.items():
+        saved_value = saved_meta.get(key)
+        if saved_value == value or saved_value is None:
             continue
         text = (
             f"{key} is {_format_value(value)}, but the checkpoints in {path} were made with "
-            f"{_format_value(then)}"
+            f"{_format_value(saved_value)}"
         )
         if key == "data":
-            keys = ", ".join(f"train.data.args.{name}" for name in changed_arguments(then, value))
+            arguments = changed_arguments(saved_value, value)
+            keys = ", ".join(f"train.data.args.{name}" for name in arguments)
             raise DataError(
                 f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the "
                 "data, or start in another checkpoint.path"
@@ -208,8 +212,8 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         )
 
 
-def check_watched(spec: TrainSpec, metrics: Collection[str] | None) -> None:
-    """Raise SpecError if evaluations do not return a watched metric.
+def check_watched_metrics(spec: TrainSpec, metrics: Collection[str] | None) -> None:
+    """Raise SpecError if `checkpoint.best` or `stop_early` names a metric that does not exist.
 
     `metrics` are the metrics of an evaluation, or None if there is no evaluation.
     """
@@ -231,7 +235,10 @@ def check_watched(spec: TrainSpec, metrics: Collection[str] | None) -> None:
 
 
 def check_profile(spec: TrainSpec, total_steps: int) -> None:
-    """Raise SpecError if the run ends before its profile begins; epochs depend on the data."""
+    """Raise SpecError if the run ends before its profile begins.
+
+    The schema cannot check this, because the steps of an epoch depend on the data.
+    """
     if spec.profile.at is not None and spec.profile.at >= total_steps:
         raise SpecError(
             f"train.profile.at = {spec.profile.at} is not below the {total_steps} steps of the run"
@@ -239,7 +246,7 @@ def check_profile(spec: TrainSpec, total_steps: int) -> None:
 
 
 def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> None:
-    """Raise SpecError if the run is shorter than the `start` steps that are saved in `path`."""
+    """Raise SpecError if the run has fewer steps than the checkpoint in `path`, `start`."""
     if start <= total_steps:
         return
     setting, key = f"train.steps = {total_steps}", "steps"
@@ -252,12 +259,15 @@ def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> No
 
 
 def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], step: int) -> None:
-    """Raise SpecError if a run that finished at `step` differs from the job's training."""
+    """Raise SpecError if a run that finished at `step` was another training.
+
+    `differing` are the keys of the job that differ: (key, saved value, current value).
+    """
     if not differing:
         return
     shown = differing[:MAX_SHOWN_KEYS]
-    saved_keys = ", ".join(f"{key} = {then}" for key, then, _ in shown)
-    current_keys = ", ".join(now for _, _, now in shown)
+    saved_keys = ", ".join(f"{key} = {saved}" for key, saved, _ in shown)
+    current_keys = ", ".join(current for _, _, current in shown)
     more = len(differing) - MAX_SHOWN_KEYS
     more_note = f" ({more} more keys differ)" if more > 0 else ""
     length_key = "steps" if spec.epochs is None else "epochs"
@@ -268,10 +278,10 @@ def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], s
 
 
 def describe_changes(saved_meta: Mapping[str, Any], current_meta: Mapping[str, Any]) -> str:
-    """Describe how the state of a checkpoint differs from that of a job.
+    """Name the keys of a job by which its state has other arrays than that of a checkpoint.
 
-    Only keys that change the arrays of the state are named; the result is "" if there are none.
-    Keys that the version of the checkpoint did not have are in `saved_meta` with their defaults.
+    The result is "" if there are none. `saved_meta` has defaults for keys that did not exist when
+    the checkpoint was saved.
     """
     saved, current = saved_meta.get("optimizer") or {}, current_meta["optimizer"]
     if saved and saved["name"] != current["name"]:

@@ -1,4 +1,4 @@
-"""Functions shared by the trainer's programs: the spec, exit codes, results and errors."""
+"""What every program of the trainer does: read the spec, print results and errors, and exit."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from jaxlaunch.trainer.user_code import load_object, raised_at
 
 
 def print_result(compute: Callable[[], Mapping[str, Any]]) -> int:
-    """Print the result of `compute` as one JSON object; return the exit code, also of errors."""
-    # Notes and the output of user imports are not results.
+    """Print the result of `compute` as one JSON object, or its error. Return the exit code."""
+    # Standard output is only for the result, and user code may print.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             result = compute()
-        except (Exception, SystemExit) as raised:
-            error = to_user_error(raised)
+        except (Exception, SystemExit) as exception:
+            error = to_user_error(exception)
             code = exit_code(error, has_stepped=False)
             print_error(error, code)
             return code
@@ -48,7 +48,7 @@ def print_result(compute: Callable[[], Mapping[str, Any]]) -> int:
 
 
 def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
-    """Return the train block of TRAIN_SPEC with its task's defaults, and the task."""
+    """Return the train block in TRAIN_SPEC, with the defaults of its task, and the task."""
     hint = "`launcher run job.yaml` sets it"
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
@@ -81,10 +81,10 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
 
 
 def get_ready(environ: Mapping[str, str]) -> None:
-    """Prepare a standby process: read the spec and import its task and its data source.
+    """Prepare a standby process: read the spec, and import its task and its data source.
 
-    A user's task is left to the attempt, because importing its module may have side effects. Faults
-    are left to the attempt too, which reports them.
+    A user's task is not imported, because its module may have side effects. Errors are ignored; the
+    attempt for which the process stands by will report them.
     """
     with contextlib.suppress(Exception):
         if json.loads(environ[contract.TRAIN_SPEC]).get("task") in TASKS:
@@ -94,9 +94,9 @@ def get_ready(environ: Mapping[str, str]) -> None:
 def fit_to_processes(
     spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]
 ) -> TrainSpec:
-    """Return the training for the present processes, if the job continues with fewer hosts.
+    """Return the spec, with a smaller mesh if the job continues with fewer hosts than it requested.
 
-    Raises SpecError if mesh or batch cannot be divided.
+    Raises SpecError if the mesh or the batch cannot be divided.
     """
     processes, devices = jax.process_count(), jax.device_count()
     full_processes = int(environ.get(contract.FULL_PROCESSES) or processes)
@@ -121,9 +121,10 @@ def to_user_error(error: BaseException) -> BaseException:
 
 
 def exit_code(error: BaseException, *, has_stepped: bool) -> int:
-    """Return the exit code for an error; 83 or, before the first step, 70 if it is a bug.
+    """Return the exit code for an error.
 
-    Errors of a full or broken disk have the exit code of storage, wherever they occur.
+    A TrainerError has its own code, and an error of a full or broken disk that of storage. Any
+    other exception is a bug: 83, or 70 before the first step.
     """
     if (code := contract.exception_code(error)) is not None:
         return code
@@ -142,7 +143,7 @@ def describe_exit(error: BaseException) -> str:
 
 
 def requested_exit_code(error: BaseException) -> int | None:
-    """Return the code of a sys.exit that asks for another run (restarts.codes), else None."""
+    """Return the code of a sys.exit if the job lists it in `restarts.codes`, else None."""
     if not isinstance(error, SystemExit) or not isinstance(error.code, int):
         return None
     job = json.loads(os.environ.get(contract.JOB, "{}"))
@@ -150,17 +151,17 @@ def requested_exit_code(error: BaseException) -> int | None:
 
 
 def print_error(error: BaseException, code: int) -> None:
-    """Report one sentence for a TrainerError, and a traceback for any other."""
+    """Print the message of a TrainerError, and the traceback of any other exception."""
     if isinstance(error, TrainerError):
         contract.refuse(str(error), code)
     else:
         traceback.print_exception(error)
 
 
-def exit_process(code: int, report: Progress) -> NoReturn:
-    """End the process with `code`. Ranks that end together shut JAX down together."""
+def exit_process(code: int, progress: Progress) -> NoReturn:
+    """End the process with `code`. Ranks that all end, complete or stopped, leave together."""
     try:
-        report.close()
+        progress.close()
         sys.stdout.flush()
         sys.stderr.flush()
         if code == DONE or contract.outcome_for_code(code).is_stop:

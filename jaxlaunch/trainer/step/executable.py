@@ -16,13 +16,14 @@ CompilerOptions = dict[str, Any]
 
 # benchmarks/RESULTS.md ("Compiled, before and after") has the cost of libtpu's defaults.
 _TPU_OPTIONS: CompilerOptions = {
-    # If an operand is larger than this, in MiB, the weight that a product gathers is sent around a
-    # ring, and each part is multiplied as it arrives. The compiler estimates more cycles for that
-    # with every decoder that was compared: the products are small, and each part reads and writes
-    # the sum. No operand reaches this size.
+    # The size of an operand, in MiB, from which XLA splits a product with a gathered weight into a
+    # loop: the parts of the weight travel around a ring and are multiplied as they arrive. For
+    # every decoder that was compared, the compiler estimates more cycles with this loop, because
+    # its products are small and each one reads and writes the sum. No operand is as large as the
+    # value here, which switches the loop off.
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
 }
-# Weights are gathered and gradients summed while products run: MaxText's names for them are
+# These options gather weights and sum gradients while matrix products run. MaxText names them
 # CF_FOR_ALL_GATHER and CF_FOR_ALL_REDUCE (benchmarks/xla_flags_library.py).
 _ASYNC_COLLECTIVE_OPTIONS: CompilerOptions = {
     "xla_tpu_enable_async_collective_fusion": "true",
@@ -32,35 +33,41 @@ _ASYNC_COLLECTIVE_OPTIONS: CompilerOptions = {
     "xla_tpu_overlap_compute_collective_tc": "true",
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
-    # Sums that are combined into one wait for each other, and nothing hides them. Only small ones
-    # are combined.
+    # All-reduces that are combined into one wait for each other, and nothing hides them, so only
+    # small ones are combined.
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
 _UNKNOWN_OPTION = re.compile(r"No such compile option: '(\w+)'")
-# It runs collectives on its sparse cores by default, so the cores that multiply cannot run them.
+# This TPU runs collectives on its SparseCores by default. The options above would move them to the
+# cores that multiply.
 _SPARSE_CORE_KIND = "TPU7x"
 
 
 class Executable:
-    """`function` compiled once for arguments like `abstract`, ShapeDtypeStructs with shardings.
+    """A function that is compiled once, for arguments of fixed shapes, dtypes and shardings.
 
-    Call it with arrays of exactly these shapes, dtypes and shardings. Raises TypeError, naming each
-    that differs. XLA `options` that the compiler does not know are left out.
+    A call with other arguments raises TypeError, which names each difference. XLA `options` that
+    the compiler does not know are left out.
+
+    Attributes:
+        name: The name of the step in error messages.
+        abstract_args: The arguments as trees of ShapeDtypeStructs with shardings.
     """
 
     def __init__(
         self,
         name: str,
         function: Callable[..., Any],
-        abstract: tuple[PyTree, ...],
+        abstract_args: tuple[PyTree, ...],
         options: CompilerOptions | None = None,
         **jit_options: Any,
     ) -> None:
-        self.name, self.abstract = name, abstract
-        self._compiled = compile_lowered(jax.jit(function, **jit_options).lower(*abstract), options)
+        self.name, self.abstract_args = name, abstract_args
+        lowered = jax.jit(function, **jit_options).lower(*abstract_args)
+        self._compiled = compile_lowered(lowered, options)
 
     def __call__(self, *args: PyTree) -> Any:
-        """Run the program."""
+        """Run the program. Raises TypeError for arguments that it was not compiled for."""
         try:
             return self._compiled(*args)
         except (TypeError, ValueError):
@@ -69,15 +76,15 @@ class Executable:
 
     def check_arguments(self, *args: PyTree) -> None:
         """Raise TypeError when `args` do not have the compiled shapes, dtypes and shardings."""
-        expected, actual = _describe_leaves(self.abstract), _describe_leaves(args)
-        changed = [
+        expected, actual = _describe_leaves(self.abstract_args), _describe_leaves(args)
+        mismatches = [
             f"  {name}: compiled for {expected.get(name, 'nothing')}, "
             f"got {actual.get(name, 'nothing')}"
             for name in dict.fromkeys([*expected, *actual])
             if expected.get(name) != actual.get(name)
         ]
-        if changed:
-            listed = "\n".join(changed)
+        if mismatches:
+            listed = "\n".join(mismatches)
             raise TypeError(
                 f"the {self.name} step was compiled once and is not traced again:\n{listed}"
             )
@@ -96,14 +103,14 @@ class Executable:
 
 
 def _describe_leaves(tree: PyTree) -> dict[str, str]:
-    """Return the dtype, shape and split of each leaf, as text, by its path."""
+    """Return text such as `float32[8, 4] in parts of [2, 4]` for each leaf, by its path."""
 
     def describe_leaf(leaf: Any) -> str:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
             return type(leaf).__name__
         sharding = None if isinstance(leaf, np.ndarray | np.generic) else leaf.sharding
-        part = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-        split = f" in parts of {list(part)}" if part != leaf.shape else ""
+        shard_shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        split = f" in parts of {list(shard_shape)}" if shard_shape != leaf.shape else ""
         return f"{leaf.dtype}{list(leaf.shape)}{split}"
 
     return {
@@ -113,7 +120,10 @@ def _describe_leaves(tree: PyTree) -> dict[str, str]:
 
 
 def step_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
-    """Return the options of a program of every step. A job's LIBTPU_INIT_ARGS have precedence."""
+    """Return the XLA options of programs that run in every step; None for the defaults.
+
+    Options that the job sets in LIBTPU_INIT_ARGS are left out.
+    """
     device = mesh.devices.flat[0]
     if device.platform != "tpu":
         return None
@@ -125,11 +135,11 @@ def step_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
 
 
 def setup_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
-    """Return the options of a program that runs once.
+    """Return the XLA options of programs that run once; None for the defaults.
 
-    On CPU devices LLVM's second level of optimization takes three quarters of the compilation and
-    gains nothing. The results are the same bits (jaxlib 0.10). JAX_DISABLE_MOST_OPTIMIZATIONS
-    applies here, too.
+    On CPUs, LLVM's second level of optimization takes three quarters of the compilation time and
+    does not make such a program faster. Its results are bitwise equal without it (jaxlib 0.10).
+    JAX_DISABLE_MOST_OPTIMIZATIONS has precedence.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     skips_optimizations = jax.config.read("jax_disable_most_optimizations")
@@ -139,11 +149,11 @@ def setup_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
 def compile_lowered(
     lowered: jax.stages.Lowered, options: CompilerOptions | None
 ) -> jax.stages.Compiled:
-    """Compile with the options that this compiler knows, and name each unknown one on stderr.
+    """Compile with the options that this compiler supports, and note the others on stderr.
 
-    The options only make a program faster, and another version of libtpu may have renamed or
-    dropped one. libtpu 0.0.42.1 fails ("INTERNAL: RET_CHECK") with those that hide collectives, for
-    experts over fsdp 2 × ep 2 of a v5p.
+    No option changes the results, so a program is compiled without those that another version of
+    libtpu has renamed or removed. libtpu 0.0.42.1 fails ("INTERNAL: RET_CHECK") with the options
+    that hide collectives for a model with experts on fsdp 2 × ep 2 of a v5p.
     """
     options = dict(options or {})
     while True:

@@ -1,7 +1,7 @@
 """The loss of a task as sums over rows, for training and for evaluation.
 
-Every mean is kept as a sum and a weight until the end, so that micro-batches and devices add up to
-one global mean.
+A mean is kept as a sum and a weight until the end, so that those of micro-batches and devices add
+up to one global mean.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class BatchSums(NamedTuple):
 
 
 class StepLoss:
-    """The loss of a task as a function of arrays in place of a model.
+    """The loss of a task as a function of a model's arrays, for `jax.grad` and `jax.jit`.
 
     Attributes:
-        mixture: The experts of the model whose routing the loss penalizes, if it does.
+        mixture: The experts of the model; None if the loss does not penalize their routing.
     """
 
     def __init__(
@@ -68,13 +68,18 @@ class StepLoss:
         batch: dict[str, Array],
         rng: Array,
         scale: LossScale | None = None,
-        whole: BatchSums | None = None,
+        batch_sums: BatchSums | None = None,
     ) -> tuple[Array, tuple[Loss, NamedArrays]]:
-        """Return the total loss of a batch [B, ...], and the loss as sums and `buffers`.
+        """Return the scalar to differentiate, and the loss as sums and the new buffers.
 
-        The total is to be differentiated by `trained`; `frozen` are all other parameters. `rng` is
-        a key of this step and micro-batch, `scale` the loss scale under float16, and `whole` the
-        sums of the batch that this one is a part of.
+        Args:
+            trained: Parameters by which the scalar is differentiated.
+            frozen: All other parameters.
+            buffers: The other arrays of the model.
+            batch: A batch or micro-batch [B, ...].
+            rng: A key for this step and micro-batch.
+            scale: The loss scale, under float16.
+            batch_sums: Sums over all micro-batches of the step; None for a batch without them.
         """
         params = self._cast_params({**trained, **frozen})
 
@@ -101,8 +106,9 @@ class StepLoss:
                     "return Loss(…, routing=model.read(tokens).routing), as NextToken does, or set "
                     "both to 0"
                 )
-            whole = whole or BatchSums(loss.weight, loss.routing)
-            total = total + whole.weight * self.mixture.compute_penalty(loss.routing, whole.routing)
+            batch_sums = batch_sums or BatchSums(loss.weight, loss.routing)
+            penalty = self.mixture.compute_penalty(loss.routing, batch_sums.routing)
+            total = total + batch_sums.weight * penalty
         if scale is not None:
             total = total * loss_scale.loss_factor(scale, loss.weight)
         return total, (loss, buffers)
@@ -113,7 +119,7 @@ class StepLoss:
         batch: dict[str, Array],
         rng: Array,
     ) -> tuple[Loss, NamedArrays]:
-        """Compute the loss of each device's rows, normalized alone; `buffers` are their mean."""
+        """Compute the loss with batch statistics of each device's own rows, and average buffers."""
         parts = jax.tree.map(self._placement.split_devices, batch)
         keys = jax.random.split(rng, meshes.count_shards(self._placement.mesh))
         with sharding.map_by_device():
@@ -134,9 +140,9 @@ class StepLoss:
         sums, weight_B = compute_loss(batch), batch["weight"]
         examples = weight_B.sum()
         if not isinstance(sums, Loss):
-            # A mean over rows includes the rows that only fill up the batch, so the loss is
-            # computed row by row. Experts are split over devices by rows, so they cannot take one
-            # row.
+            # A mean includes the rows that only fill up the batch, so the loss is computed for each
+            # row. A model with experts cannot take a single row, because it splits rows over
+            # devices.
             if isinstance(self._spec.model, Decoder) and self._spec.model.experts is not None:
                 raise SpecError(
                     f"{self._spec.task}: the loss is a bare mean, by which a model with experts "
@@ -148,22 +154,25 @@ class StepLoss:
         routing = {} if sums.routing is None else {Key.ROUTING: sums.routing}
         return {**sums.metrics, **means, **routing}
 
-    def sums_and(
+    def evaluation_outputs(
         self,
         params: NamedArrays,
         buffers: NamedArrays,
         batch: dict[str, Array],
-        also: Callable[..., Any] | None,
+        compute_outputs: Callable[..., Any] | None,
     ) -> tuple[Any, Any]:
-        """Return the sums, and the result of `also` with the rows' weights, replicated."""
+        """Return the evaluation sums, and replicated outputs with the rows' weights.
+
+        The outputs are `compute_outputs(model, batch)`; without it the second element is None.
+        """
         sums = self.evaluation_sums(params, buffers, batch)
-        if also is None:
+        if compute_outputs is None:
             return sums, None
-        outputs = also(self.evaluation_model(params, buffers), batch)
+        outputs = compute_outputs(self.evaluation_model(params, buffers), batch)
         return sums, self._placement.replicate((outputs, batch["weight"]))
 
     def evaluation_model(self, params: NamedArrays, buffers: NamedArrays) -> Any:
-        """Return the model in evaluation mode and the compute dtype, in the builder's context."""
+        """Return the model in evaluation mode and compute dtype. Call it in `trace_context`."""
         key = self._builder.random_keys()[1]
         model = self._builder.arrays.merge_model(self._cast_params(params), buffers, key)
         model.eval()
@@ -180,20 +189,21 @@ class StepLoss:
         late_names: frozenset[str] = frozenset() if adapters is None else adapters.late_cast_names
 
         def cast_param(name: str, param: Array) -> Array:
-            cast = param if name in late_names else cast_floats(param, dtype)
-            if cast.dtype == param.dtype:
-                return cast
-            return sharding.constrain_value(cast, self._builder.abstract.params[name].sharding)
+            compute_param = param if name in late_names else cast_floats(param, dtype)
+            if compute_param.dtype == param.dtype:
+                return compute_param
+            param_sharding = self._builder.abstract.params[name].sharding
+            return sharding.constrain_value(compute_param, param_sharding)
 
         return {name: cast_param(name, param) for name, param in params.items()}
 
 
 @contextlib.contextmanager
 def name_user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any) -> Iterator[None]:
-    """Turn an exception of the traced loss of `task` into a SpecError with its place.
+    """Turn an exception in user code, while a loss is traced, into a SpecError with its place.
 
-    This includes calls that the loss or `model`, the user's class, does not accept. Any other
-    exception that passed through no file of the user is our bug and is raised unchanged.
+    This includes calls with arguments that the loss or `model`, the user's class, does not accept.
+    An exception that no user code raised or caused is our bug and is raised unchanged.
     """
     try:
         with user_code.append_place(type(task).loss):
@@ -214,7 +224,7 @@ def name_user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any)
 
 
 def _find_callee(error: TypeError, task: Any, model: Any) -> str:
-    """Return where the user's loss or model that `error` is about is defined; "" if neither."""
+    """Return the place of the loss or model whose call failed with `error`; "" if neither."""
     message = str(error)
     if f"{type(task).__name__}.loss()" in message:
         return user_code.find_place(type(task).loss)
@@ -223,7 +233,7 @@ def _find_callee(error: TypeError, task: Any, model: Any) -> str:
 
 
 def check_buffers(name: str, initial: Mapping[str, Any], updated: Mapping[str, Any]) -> None:
-    """Raise SpecError if a step changes the names, shapes or dtypes of a model's other arrays."""
+    """Raise SpecError if a step changes the names, shapes or dtypes of a model's buffers."""
     for key in sorted({*initial, *updated}):
         initial_text, updated_text = (
             _describe_array(arrays[key]) if key in arrays else "not there"

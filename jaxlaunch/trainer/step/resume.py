@@ -1,8 +1,8 @@
-"""The differences between a checkpoint's training and the run that resumes from it. Pure functions.
+"""The differences between the training that saved a checkpoint and the run that resumes from it.
 
-A run may resume with keys other than those of its checkpoint; preflight.check_resumed checks those
-that must not change. Nothing that may hold a secret is recorded: no arguments of a dataset, no
-paths.
+Each checkpoint has a record of its train block. A run may resume with other values, and its log
+names them; preflight.check_resumed checks the keys that must not change. The record has no
+arguments of datasets and no paths, because these may hold secrets.
 """
 
 from __future__ import annotations
@@ -19,15 +19,11 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import schedules
 from jaxlaunch.trainer.spec import Optimizer, TrainSpec
 
-# Keys that change no number of a training, and keys that repeat others.
-NOT_RECORDED = dict.fromkeys(
-    (
-        *("batch", "seed", "steps", "checkpoint", "compile_cache", "log_every", "profile"),
-        *("steps_per_dispatch", "stop_early"),
-    ),
-    True,
-)
-NOT_RECORDED_IN: Any = {
+# Keys without an effect on the numbers of a training, and keys that the checkpoint records
+# elsewhere.
+NOT_RECORDED: Any = {
+    **dict.fromkeys(("batch", "seed", "steps", "checkpoint", "compile_cache", "log_every"), True),
+    **dict.fromkeys(("profile", "steps_per_dispatch", "stop_early"), True),
     "data": {
         *("shuffle", "prefetch", "threads", "workers", "trace", "path", "eval_path", "data_dir"),
         *("args", "eval_args", "parts"),
@@ -36,8 +32,9 @@ NOT_RECORDED_IN: Any = {
     "eval": {"every", "samples"},
     "lora": {"init_from"},
 }
-# Keys of how a step is computed and what is observed. Other values give the same training.
-SAME_TRAINING = (
+# Keys that decide how a step is computed or what is observed. Other values of them give the same
+# training.
+SAME_TRAINING_KEYS = (
     *("mesh", "remat", "accumulate", "attention", "eval", "on_nonfinite", "loss.chunks"),
     "data.deterministic",
 )
@@ -46,8 +43,8 @@ SAME_TRAINING = (
 def training_record(
     spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None
 ) -> dict[str, Any]:
-    """Return the record of a training for its checkpoints; `attention` is what it uses."""
-    keys = spec.model_dump(mode="json", exclude=NOT_RECORDED | NOT_RECORDED_IN)
+    """Return the record of a training for its checkpoints; `attention` is the one in use."""
+    keys = spec.model_dump(mode="json", exclude=NOT_RECORDED)
     return {
         "train": keys | {"attention": attention},
         "total_steps": total_steps,
@@ -56,9 +53,10 @@ def training_record(
 
 
 def fill_defaults(recorded: Any, current: Any, block: Any) -> Any:
-    """Fill the record of a block with the defaults of keys that its version did not have.
+    """Add keys to a record that an older version of jaxlaunch did not have, with their defaults.
 
-    `current` is this run's record of `block`. A block of another kind or source stays unchanged.
+    `current` is this run's record of `block`. The record of a block of another kind or source is
+    returned unchanged.
     """
     are_mappings = isinstance(recorded, Mapping) and isinstance(current, Mapping)
     if not are_mappings or not isinstance(block, pydantic.BaseModel):
@@ -74,13 +72,13 @@ def fill_defaults(recorded: Any, current: Any, block: Any) -> Any:
     return filled
 
 
-def find_retraining_changes(
+def find_training_changes(
     recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """Return the keys whose values would have given another training, with both values."""
+    """Return the keys that would have given another training: (key, recorded, current)."""
     if "train" not in recorded:
         return []
-    prefixes = tuple(f"train.{key}." for key in SAME_TRAINING)
+    prefixes = tuple(f"train.{key}." for key in SAME_TRAINING_KEYS)
     rows = _find_differences("train", recorded["train"], current["train"])
     return [row for row in rows if not f"{row[0]}.".startswith(prefixes)]
 
@@ -102,7 +100,7 @@ def describe_changes(
             name += "".join(f", args.{argument}" for argument in changed_arguments(old, new))
             differences.append(f"{name} {_format_value(old)} → {_format_value(new)}")
     if not differences:
-        # The learning rate is equal, too. Computing it would compile several programs.
+        # The learning rate is equal, too, and computing it would compile several programs.
         return None
     old_rate, new_rate = _learning_rate(recorded, step), _learning_rate(current, step)
     if None not in (old_rate, new_rate) and not math.isclose(old_rate, new_rate, rel_tol=1e-6):
@@ -111,7 +109,7 @@ def describe_changes(
 
 
 def _find_differences(path: str, recorded: Any, current: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield each dotted key whose values differ, with both values. Lists are values."""
+    """Yield (dotted key, recorded, current) where the values differ. A list is one value."""
     if isinstance(recorded, Mapping) and isinstance(current, Mapping):
         for key in dict.fromkeys([*recorded, *current]):
             yield from _find_differences(f"{path}.{key}", recorded.get(key), current.get(key))

@@ -20,14 +20,18 @@ from jaxlaunch.trainer.task import Task
 
 
 class TaskSamples:
-    """The pictures and texts that a task shows after an evaluation: `shown` of its `samples`."""
+    """Reports the pictures and texts of a task after an evaluation.
+
+    The task's `samples` computes arrays on the devices, and its `shown` turns them into pictures
+    and texts by name.
+    """
 
     def __init__(self, name: str, step: Step, task: Task) -> None:
         self._name, self._step, self._task = name, step, task
 
     @classmethod
     def for_task(cls, spec: TrainSpec, task: Task, step: Step) -> TaskSamples | None:
-        """Return the samples of a task; None if it has no method `samples`."""
+        """Return an instance for a task; None if the task does not override `samples`."""
         has_samples = task.samples is not None and task.samples != MethodType(Task.samples, task)
         return cls(str(spec.task), step, task) if has_samples else None
 

@@ -1,7 +1,8 @@
 """The state of a training: built for a task, sharded over the mesh, converted for checkpoints.
 
-An nnx model is split into its arrays once and merged again inside each trace. Outside of a trace
-the arrays are in flat dicts by name ("blocks.mlp.up"), the cheapest tree to call a step with.
+An nnx model is split into its arrays once and merged again inside each trace. Between steps the
+arrays are in flat dicts by dotted name ("blocks.mlp.up"), because a flat dict is the cheapest tree
+to pass to a compiled step.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: Completed optimizer steps, an int32 scalar.
-        params: The parameters. With adapters the frozen ones are the model.
+        params: The parameters, including those that are frozen.
         opt: The state of optax for the trained parameters.
         ema: A float32 moving average of the trained parameters and of the statistics in `buffers`,
             or None.
@@ -107,7 +108,7 @@ class Placement:
 
     def abstract_batch(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes and dtypes of a global batch, with their shardings."""
-        return {name: _with_sharding(x, self.rows) for name, x in batch.items()}
+        return {name: _with_sharding(rows, self.rows) for name, rows in batch.items()}
 
     def abstract_state(
         self,
@@ -116,7 +117,7 @@ class Placement:
         optimizer: optax.GradientTransformation,
         frozen: Collection[str],
     ) -> TrainState:
-        """Return the shapes and dtypes of a state, with the shardings of its named axes."""
+        """Return `shapes` with a sharding for each array, by the array's named axes."""
         sharding_by_name = {
             name: sharding.state_sharding(name, leaf.shape, axes[name], self.mesh)
             for name, leaf in (shapes.params | shapes.buffers).items()
@@ -164,12 +165,12 @@ class Placement:
 
 
 class ModelArrays:
-    """The structure of a model.
+    """The arrays of a model by name, and the structure to rebuild the model from them.
 
     Attributes:
-        params: The parameters by name, abstract if those of the model are.
+        params: The parameters by name, as ShapeDtypeStructs if the model is abstract.
         buffers: The other arrays except random streams: BatchNorm's statistics, counters.
-        axes: The named axes of all arrays, from our metadata `axes` or from flax's
+        axes: The named axes of all arrays, from the metadata `axes` of our models or from flax's
             `nnx.with_partitioning`.
     """
 
@@ -219,7 +220,7 @@ def _name_arrays(state: Any) -> NamedArrays:
 
 
 def _array_name(path: Iterable[str]) -> str:
-    """Return the dotted name of an array. A parameter that adapters wrap keeps its name."""
+    """Return the dotted name of an array, which stays the same if an adapter wraps the array."""
     *parents, last = path
     return ".".join(parents if last == KERNEL_ATTRIBUTE else [*parents, last])
 
@@ -236,19 +237,21 @@ def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
 
 
 class StateBuilder:
-    """Builds the state of a task's training on a mesh. Building one allocates nothing.
+    """Builds the state of a task's training on a mesh. The constructor allocates no arrays.
 
-    The parameters of the *base* are read or drawn again at each start, and no checkpoint holds
-    them. The base is the model below its adapters, or the reference of a preference loss.
+    The *base* is the frozen model below the adapters, or the frozen reference of a preference loss.
+    Its parameters are read or initialized again at each start and are not part of checkpoints.
 
     Attributes:
-        is_builtin: Whether no user code is traced except for an optimizer.
-        arrays: The arrays of the model by name.
-        axes: Their named axes.
+        precision: The dtypes of parameters and arithmetic.
+        is_builtin: Whether task and model are ours. An optimizer may still be the user's.
+        adapters: The adapters of the model; None without LoRA.
+        arrays: The arrays of the model by name, abstract.
+        axes: The named axes of each array.
         frozen: Names of the parameters that are not trained, including those of the base.
         optimizer: The optimizer of the trained parameters.
         abstract: The state's shapes, dtypes and shardings.
-        base: The record of the base for checkpoints, once it was read from a folder.
+        base: The record of the base for checkpoints; None unless it was read from a folder.
     """
 
     def __init__(self, task: Task, spec: TrainSpec, placement: Placement, total_steps: int) -> None:
@@ -276,8 +279,8 @@ class StateBuilder:
     def trace_context(self) -> Iterator[None]:
         """Set the mesh and the matmul precision for tracing, and keep flax from placing arrays.
 
-        Built-in tasks and models never broadcast by rank, which would hide a wrong shape. User code
-        may.
+        In built-in tasks and models, implicit broadcasting between different ranks is an error,
+        because it would hide a wrong shape. User code may broadcast.
         """
         matmul, no_context = self.precision.matmul, contextlib.nullcontext()
         rank_promotion = jax.numpy_rank_promotion("raise") if self.is_builtin else no_context
@@ -328,7 +331,10 @@ class StateBuilder:
     # --- a new state ------------------------------------------------------------------------------
 
     def init_state(self) -> TrainState:
-        """Return a new state, equal on every mesh. Raises SpecError for other weights."""
+        """Return the initial state, the same on every mesh.
+
+        Raises SpecError if the weights to start from do not fit the model.
+        """
         model, loaded = self._spec.model, self._read_base()
         saved = self.saved_params(self.abstract.params)
         if self.adapters is not None:
@@ -340,7 +346,7 @@ class StateBuilder:
         return state
 
     def _compute_once(self, function: Any, shardings: Any, *donated: Any) -> Any:
-        """Return what `function` computes on the mesh, by a program that runs once."""
+        """Run `function` on the mesh, compiled as a program that runs once."""
         options = setup_compiler_options(self._placement.mesh)
         with self.trace_context():
             return jax.jit(
@@ -364,7 +370,7 @@ class StateBuilder:
         return model
 
     def _initial_state(self, loaded: NamedArrays) -> TrainState:
-        """Return the state before the first step: `loaded`, and random values for all others."""
+        """Return the state before the first step; arrays not in `loaded` are initialized."""
         initial_params, buffers = self.arrays.split_model(self._build_model())
         params: NamedArrays = {}
         for name, param in initial_params.items():
@@ -385,7 +391,7 @@ class StateBuilder:
         return cast_floats(param, self.precision.compute if is_base else self.precision.params)
 
     def _read_base(self) -> NamedArrays:
-        """Return the base as the state stores it, read from its folder or drawn from the seed."""
+        """Return the base's parameters, read from their folder or initialized from the seed."""
         model = self._spec.model
         abstract_params = {name: self.abstract.params[name] for name in sorted(self._base_names)}
         if not abstract_params:
@@ -420,7 +426,7 @@ class StateBuilder:
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> TrainState:
-        """Convert a tree from `to_tree` to a state. The base is read or drawn again."""
+        """Convert a tree from `to_tree` to a state, and add the base."""
         names = self.to_tree(self.abstract).get("opt", {})
         structure = jax.tree.structure(self.abstract.opt)
         return TrainState(
@@ -433,18 +439,19 @@ class StateBuilder:
         )
 
     def add_base(self, saved: NamedArrays) -> NamedArrays:
-        """Complete the parameters that a checkpoint holds with those of the base."""
+        """Return all parameters: those that a checkpoint holds, and those of the base."""
         return self._read_base() | dict(saved)
 
     @contextlib.contextmanager
-    def checks_base(self, recorded: Mapping[str, Any] | None, owner: str) -> Iterator[None]:
-        """Check that the base read inside this context is the one of the checkpoint of `owner`.
+    def check_base(self, recorded: Mapping[str, Any] | None, owner: str) -> Iterator[None]:
+        """Check that the base that is read inside this context is the one of a checkpoint.
 
-        Raises CheckpointError if the base that the checkpoint `recorded` is from another folder, or
-        if that folder holds other weights now.
+        `recorded` is the checkpoint's record of its base, and `owner` names the checkpoint in
+        messages. Raises CheckpointError if the base was from another folder, or if that folder now
+        holds other weights.
         """
-        holds = frozen_base.REFERENCE_OF if self._has_reference else frozen_base.ADAPTERS_OF
         model = self._spec.model
+        holds = frozen_base.REFERENCE_OF if self._has_reference else frozen_base.ADAPTERS_OF
         if self._base_names and isinstance(model, PublishedModel):
             frozen_base.check_origin(recorded, model, owner, holds)
         yield

@@ -1,4 +1,4 @@
-"""The compiled programs of a training: init, train, evaluate and samples of a task on a mesh."""
+"""The compiled programs of a training on a mesh: train steps, evaluation and samples."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from jaxlaunch.trainer.task import Task
 
 
 class Step:
-    """Compiles and runs the sharded steps of a task on a mesh. Building one allocates nothing.
+    """Compiles and runs the sharded steps of a task on a mesh.
 
-    Raises SpecError when the batch does not divide or a sharding rule does not fit.
+    The constructor allocates no arrays. It raises SpecError if the batch cannot be divided or a
+    sharding rule does not fit.
 
     Attributes:
         mesh: The devices of the step.
         builder: The builder of the state, which also converts it for checkpoints and holds its
             optimizer.
         abstract: The state's shapes, dtypes and shardings.
-        loss: The loss as it is traced.
+        loss: The loss that the programs trace.
         notes: Remarks for the run's log and summary.
     """
 
@@ -52,10 +53,10 @@ class Step:
         self.loss = StepLoss(task, self._spec, self._placement, self.builder)
         self._update = Update(self._spec, self._placement, self.builder, self.loss, total_steps)
         self.notes = [*([note] if note else []), *self.builder.run_notes()]
-        # The train programs by their steps per dispatch.
-        self._train: dict[int, Executable] = {}
-        self._evaluate: Executable | None = None
-        self._samples: Executable | None = None
+        # Keyed by steps per dispatch.
+        self._train_programs: dict[int, Executable] = {}
+        self._eval_program: Executable | None = None
+        self._samples_program: Executable | None = None
 
     @property
     def attention_implementation(self) -> str:
@@ -83,21 +84,24 @@ class Step:
             return
         abstract_batch, config = self._placement.abstract_batch(batch), self._spec.model
         model = user_code.load_object(config.kind) if isinstance(config, CustomModel) else None
-        translated = name_user_errors(self._spec.task, self._task, abstract_batch, model)
-        with self.builder.trace_context(), translated:
+        error_context = name_user_errors(self._spec.task, self._task, abstract_batch, model)
+        with self.builder.trace_context(), error_context:
             buffers = jax.eval_shape(self.loss.training_loss, *self._loss_arguments(batch))[1][1]
             with user_code.append_place(type(self._task) if model is None else model):
                 check_buffers(self._spec.task, self.abstract.buffers, buffers)
             jax.eval_shape(self._evaluation_sums, self.abstract, abstract_batch)
 
     def compile_train(self, batch: Batch, steps: int = 1) -> None:
-        """Compile `train` of `steps` steps. Raises TypeError for a second kind of batch."""
+        """Compile `train` for dispatches of `steps` steps.
+
+        Raises TypeError if it is already compiled for batches of other shapes or dtypes.
+        """
         arguments = self.abstract, self._placement.abstract_batch(batch)
-        if steps in self._train:
-            self._train[steps].check_arguments(*arguments)
+        if steps in self._train_programs:
+            self._train_programs[steps].check_arguments(*arguments)
             return
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-        self._train[steps] = self._compile(
+        self._train_programs[steps] = self._compile(
             "train",
             self._update.dispatch_function(steps),
             *arguments,
@@ -106,55 +110,58 @@ class Step:
         )
 
     def _compile(
-        self, name: str, function: Callable[..., Any], *abstract: Any, **jit: Any
+        self, name: str, function: Callable[..., Any], *abstract_args: Any, **jit_options: Any
     ) -> Executable:
         options = step_compiler_options(self.mesh)
         with self.builder.trace_context():
-            return Executable(name, function, abstract, options=options, **jit)
+            return Executable(name, function, abstract_args, options=options, **jit_options)
 
-    def compile_eval(self, batch: Batch, also: Callable[..., Any] | None = None) -> None:
-        """Compile `evaluate`, with `also` of `compile_evaluator`. Raises TypeError as above."""
+    def compile_eval(self, batch: Batch, compute_outputs: Callable[..., Any] | None = None) -> None:
+        """Compile `evaluate`, with the outputs `compute_outputs(model, batch)` if that is given.
+
+        Raises TypeError if it is already compiled for batches of other shapes or dtypes.
+        """
         arguments = self.abstract, self._placement.abstract_batch(batch)
-        if self._evaluate is not None:
-            self._evaluate.check_arguments(*arguments)
+        if self._eval_program is not None:
+            self._eval_program.check_arguments(*arguments)
             return
 
-        def sums_of_state(state: TrainState, batch: dict[str, Array]) -> tuple[Any, Any]:
+        def evaluate_state(state: TrainState, batch: dict[str, Array]) -> tuple[Any, Any]:
             params, buffers = state.evaluated_params(), state.evaluated_buffers()
-            return self.loss.sums_and(params, buffers, batch, also)
+            return self.loss.evaluation_outputs(params, buffers, batch, compute_outputs)
 
-        self._evaluate = self._compile("eval", sums_of_state, *arguments)
+        self._eval_program = self._compile("eval", evaluate_state, *arguments)
 
     def compile_evaluator(
-        self, batch: Batch, also: Callable[[Any, Batch], Any] | None = None
+        self, batch: Batch, compute_outputs: Callable[[Any, Batch], Any] | None = None
     ) -> Executable:
-        """Compile `evaluate` of parameters and other arrays in place of a state.
+        """Compile an evaluation that takes parameters and buffers instead of a state.
 
-        It returns the sums, the result of `also` for model and batch, and the rows' weights,
-        replicated on every process. XLA computes the common forward pass once.
+        It returns the sums, the outputs `compute_outputs(model, batch)`, and the rows' weights,
+        replicated on every process. XLA computes the forward pass of sums and outputs only once.
         """
         return self._compile(
             "eval",
-            partial(self.loss.sums_and, also=also),
+            partial(self.loss.evaluation_outputs, compute_outputs=compute_outputs),
             self.abstract.params,
             self.abstract.buffers,
             self._placement.abstract_batch(batch),
         )
 
     def compile_samples(self) -> Any:
-        """Compile the task's `samples` of the model in evaluation. Return its abstract arrays."""
+        """Compile the task's `samples` of the evaluated model. Return its abstract result."""
 
         def samples(state: TrainState) -> Any:
             model = self.loss.evaluation_model(state.evaluated_params(), state.evaluated_buffers())
             key = jax.random.fold_in(self.builder.random_keys()[0], 1)
             return self._placement.replicate(self._task.samples(model, key))
 
-        self._samples = self._compile("samples", samples, self.abstract)
+        self._samples_program = self._compile("samples", samples, self.abstract)
         with self.builder.trace_context():
             return jax.eval_shape(samples, self.abstract)
 
     def evaluated_metrics(self, batch: Batch) -> list[str]:
-        """Return the names of the metrics of `evaluate` for such batches, by tracing it."""
+        """Trace `evaluate` on batches like this one, and return the names of its metrics."""
         abstract_batch = self._placement.abstract_batch(batch)
         with self.builder.trace_context():
             sums = jax.eval_shape(self._evaluation_sums, self.abstract, abstract_batch)
@@ -172,41 +179,41 @@ class Step:
     ) -> tuple[TrainState, StepMetrics]:
         """Take one optimizer step; or several, on a batch [B, steps, ...] and with metrics [steps].
 
-        `state` is donated. The metrics are means on the device, float32 scalars by the names of
-        contract.Key and of the task, to be read later.
+        `state` is donated. The metrics are means, float32 scalars on the device, by the names of
+        contract.Key and of the task.
 
-        A step whose loss or gradients are not finite has `finite` False and returns the state
-        unchanged. Under a loss scale it is `skipped` instead, as long as the scale can be halved:
-        it counts, and changes nothing else. A step of `weight` 0, whose batch has no target, also
-        changes nothing else, and its means are NaN. Raises TypeError when the batch has other
+        If the loss or the gradients of a step are not finite, `finite` is False and the state is
+        returned unchanged. Under a loss scale that can still be halved, the step is `skipped`
+        instead: only the step count and the scale change. A batch without a target has `weight` 0:
+        only the step count changes, and the means are NaN. Raises TypeError if the batch has other
         shapes or dtypes than the step was compiled for.
         """
-        return self._train[steps](state, batch)  # type: ignore[no-any-return]
+        return self._train_programs[steps](state, batch)  # type: ignore[no-any-return]
 
     def evaluate(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
         """Return sums and weights, float32 scalars, of the loss and the task's metrics.
 
-        The second element is the result of `also` of `compile_eval` with the rows' weights, or None
-        without it. Both are computed with the average of the parameters if there is one: the moving
-        one, or schedule-free's.
+        The second element is the outputs that `compile_eval` was given, with the rows' weights, or
+        None. If the parameters have an average (a moving one, or that of schedule-free), it is
+        evaluated in their place.
         """
-        assert self._evaluate is not None, "compile_eval comes before evaluate"
-        return self._evaluate(state, batch)  # type: ignore[no-any-return]
+        assert self._eval_program is not None, "compile_eval comes before evaluate"
+        return self._eval_program(state, batch)  # type: ignore[no-any-return]
 
     def make_samples(self, state: TrainState) -> Any:
         """Return the result of the task's `samples`, replicated on every process."""
-        assert self._samples is not None, "compile_samples comes before samples"
-        return self._samples(state)
+        assert self._samples_program is not None, "compile_samples comes before samples"
+        return self._samples_program(state)
 
     # --- costs ------------------------------------------------------------------------------------
 
     def count_flops(self, batch: Batch) -> float | None:
         """Return the model FLOPs of a train step on such batches; None if they depend on data."""
-        return flops.train_step_flops(self.forward_jaxpr(batch), trained=self.trained_arrays)
+        return flops.train_step_flops(self.forward_jaxpr(batch), trained=self.trained_count)
 
     @property
-    def trained_arrays(self) -> int | None:
-        """Number of leading arguments of `forward_jaxpr` to train; None if none is frozen."""
+    def trained_count(self) -> int | None:
+        """The number of trained arguments of `forward_jaxpr`, its first; None if all are."""
         if not self.builder.frozen:
             return None
         return len(self.builder.trained_params(self.abstract.params))
@@ -230,19 +237,20 @@ class Step:
 
     def hlo_texts(self) -> list[str]:
         """Return the HLO texts of the compiled train steps, most steps per dispatch first."""
-        return [self._train[steps].hlo_text() for steps in sorted(self._train, reverse=True)]
+        programs = self._train_programs
+        return [programs[steps].hlo_text() for steps in sorted(programs, reverse=True)]
 
     @property
     def compiled_steps(self) -> dict[str, Executable]:
-        """The compiled steps: `train`, of one step per dispatch, and `eval`."""
-        executables = {"train": self._train.get(1), "eval": self._evaluate}
-        return {name: step for name, step in executables.items() if step is not None}
+        """The compiled programs: `train` with one step per dispatch, and `eval`."""
+        programs = {"train": self._train_programs.get(1), "eval": self._eval_program}
+        return {name: program for name, program in programs.items() if program is not None}
 
     def _loss_arguments(self, batch: Batch) -> tuple[Any, ...]:
         """Return the abstract arguments of `loss.training_loss` for batches like this one."""
         rng = jax.eval_shape(lambda: self.builder.random_keys()[1])
-        split = self.builder.split_frozen(self.abstract.params)
-        return *split, self.abstract.buffers, self._placement.abstract_batch(batch), rng
+        trained, frozen = self.builder.split_frozen(self.abstract.params)
+        return trained, frozen, self.abstract.buffers, self._placement.abstract_batch(batch), rng
 
 
 def _check_batch_divides(spec: TrainSpec, mesh: jax.sharding.Mesh) -> None:

@@ -45,23 +45,26 @@ class Update:
 
     def dispatch_function(self, steps: int) -> Callable[..., tuple[TrainState, StepMetrics]]:
         """Return the function to compile for a dispatch of this many steps."""
-        return self._update if steps == 1 else self._updates
+        return self._take_step if steps == 1 else self._take_steps
 
-    def _updates(
+    def _take_steps(
         self, state: TrainState, batch: dict[str, Array]
     ) -> tuple[TrainState, StepMetrics]:
         """Take several steps in a loop over the second axis of the batch."""
-        return scan_parts(self._update, state, jax.tree.map(self._placement.split_steps, batch))
+        return scan_parts(self._take_step, state, jax.tree.map(self._placement.split_steps, batch))
 
-    def _update(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, StepMetrics]:
+    def _take_step(
+        self, state: TrainState, batch: dict[str, Array]
+    ) -> tuple[TrainState, StepMetrics]:
+        """Take one step. A step that is empty, skipped or not finite keeps the old arrays."""
         rng = jax.random.fold_in(self._builder.random_keys()[1], state.step)
         loss, grads, buffers = self._compute_gradients(state, batch, rng)
         norm = optax.tree.norm(grads)
         is_empty, penalty = loss.weight == 0, jnp.zeros((), jnp.float32)
         if self._step_loss.mixture is not None and loss.routing is not None:
             penalty = self._step_loss.mixture.compute_penalty(loss.routing, loss.routing)
-        mean = loss.sum / mean_divisor(loss.weight) + penalty
-        finite = jnp.isfinite(mean) & jnp.isfinite(norm)
+        mean_loss = loss.sum / mean_divisor(loss.weight) + penalty
+        finite = jnp.isfinite(mean_loss) & jnp.isfinite(norm)
         trained = self._builder.trained_params(state.params)
         updates, opt = self._builder.optimizer.update(grads, state.opt, trained)
         trained = optax.apply_updates(trained, updates)
@@ -82,8 +85,8 @@ class Update:
             is_counted = jnp.ones((), bool)
             flags[Key.FINITE] = finite | ~loss_scale.is_exhausted(state.scale)
             flags |= {Key.SKIPPED: ~finite, Key.LOSS_SCALE: state.scale.value}
-        # A step that changes nothing else still counts in the run and in the schedule, which
-        # depends on the step.
+        # A step that changes no other array still counts in the run, and therefore in the
+        # schedules, which depend on the step.
         opt = optimizers.with_schedule_counts(next_state.opt, new_state.opt, is_counted)
         step = jnp.where(is_counted, new_state.step, state.step)
         next_state = next_state._replace(step=step, opt=opt)
@@ -99,13 +102,15 @@ class Update:
     def _compute_gradients(
         self, state: TrainState, batch: dict[str, Array], rng: Array
     ) -> tuple[Loss, NamedArrays, NamedArrays]:
-        """Return the loss, the gradient of its global mean, and the `buffers` after it."""
+        """Return the loss, the gradients of its global mean, and the new buffers."""
 
         def add_micro_batch(carry: tuple[NamedArrays, NamedArrays], part: Any) -> Any:
             total, buffers = carry
             gradient = jax.grad(self._step_loss.training_loss, has_aux=True)
-            grads, (loss, buffers) = gradient(trained, frozen, buffers, *part, state.scale, whole)
-            # Under fsdp this makes the sum of the gradients a reduce-scatter.
+            grads, (loss, buffers) = gradient(
+                trained, frozen, buffers, *part, state.scale, batch_sums
+            )
+            # Under fsdp this constraint makes the sum of the gradients a reduce-scatter.
             grads = jax.lax.with_sharding_constraint(grads, shardings)
             if state.scale is not None:
                 factor = loss_scale.loss_factor(state.scale, loss.weight)
@@ -120,7 +125,9 @@ class Update:
         abstract = self._builder.trained_params(self._builder.abstract.params)
         shardings = {name: param.sharding for name, param in abstract.items()}
         zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), trained)
-        whole = self._sum_batch(trained, frozen, state.buffers, parts) if count > 1 else None
+        batch_sums = None
+        if count > 1:
+            batch_sums = self._sum_batch(trained, frozen, state.buffers, parts)
         (grads, buffers), losses = scan_parts(add_micro_batch, (zeros, state.buffers), parts)
         loss = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), losses)
         return loss, jax.tree.map(lambda grad: grad / mean_divisor(loss.weight), grads), buffers
@@ -128,12 +135,12 @@ class Update:
     def _sum_batch(
         self, trained: NamedArrays, frozen: NamedArrays, buffers: NamedArrays, parts: Any
     ) -> BatchSums | None:
-        """Return the sums over all micro-batches before their backward passes; None if not needed.
+        """Return sums over all micro-batches before their backward passes; None without experts.
 
-        The balance loss multiplies an expert's load by its probability, both of the whole batch. So
-        the gradient of a micro-batch needs the loads of all, which only a forward pass of its own
-        tells: one more than without micro-batches, up to the last router, without residuals.
-        Megatron's running sums over the micro-batches so far would need none and are not exact.
+        The balance loss multiplies each expert's load by its probability, both over the whole
+        batch, so the gradient of a micro-batch needs the loads of all of them. An additional
+        forward pass up to the last router computes these loads; it keeps no residuals. Megatron
+        avoids this pass with running sums over the micro-batches so far, which are not exact.
         """
         mixture = self._step_loss.mixture
         if mixture is None:
@@ -141,10 +148,10 @@ class Update:
 
         def sum_micro_batch(buffers: NamedArrays, part: Any) -> tuple[NamedArrays, BatchSums]:
             _, (loss, buffers) = self._step_loss.training_loss(trained, frozen, buffers, *part)
-            # Without a balance loss nothing of the model is read, and the compiler removes it.
             routing = loss.routing
             assert routing is not None, "a mixture of experts routes"
             if not mixture.balance:
+                # The compiler then removes the forward pass, whose loads nothing reads.
                 routing = routing._replace(chosen_ME=jnp.zeros_like(routing.chosen_ME))
             return buffers, BatchSums(loss.weight, routing)
 
@@ -156,10 +163,10 @@ class Update:
 def scan_parts(
     body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any
 ) -> tuple[Any, Any]:
-    """Run `jax.lax.scan` of `body` over the first axis of `parts`, without a loop for one part.
+    """Return `jax.lax.scan(body, carry, parts)`, without a loop if there is only one part.
 
-    Inside a loop XLA's CPU compiler does not use its fast kernels for the gradients of convolutions
-    (jaxlib 0.10): those of a small ResNet took 20 times as long.
+    XLA's CPU compiler does not use its fast kernels for gradients of convolutions inside a loop
+    (jaxlib 0.10), where those of a small ResNet took 20 times as long.
     """
     if len(jax.tree.leaves(parts)[0]) > 1:
         return jax.lax.scan(body, carry, parts)
@@ -168,6 +175,6 @@ def scan_parts(
 
 
 def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:
-    """Return whether a batch has rows of `tokens` for a language model."""
+    """Return whether the batch is rows of `tokens` [B, L] for a language model."""
     is_language_model = isinstance(spec.model, Decoder | GPT2) or spec.task == LM
     return is_language_model and "tokens" in batch and len(batch["tokens"].shape) > 1

@@ -137,7 +137,7 @@ def test_adapters_start_at_zero_and_have_groups() -> None:
         state, metrics = step.train(state, step.put_batch(tiny.Counting().batch(number)))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0]
-    assert plain.trained_arrays is None and step.trained_arrays == 14
+    assert plain.trained_count is None and step.trained_count == 14
 
 
 def test_gpt2_adapters_have_its_names() -> None:

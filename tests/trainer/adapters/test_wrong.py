@@ -289,7 +289,7 @@ def test_run_resumes_only_with_its_base(
     store.close()
     next_one = make_loop(tmp_path, weights if now else None)
     with pytest.raises(CheckpointError, match=f"step 1 of .*checkpoints holds {message}"):
-        tiny.run_to_an_error(Loop(next_one, RunContext(str(tmp_path)), Stop(), next_one.report))
+        tiny.run_to_an_error(Loop(next_one, RunContext(str(tmp_path)), Stop(), next_one.progress))
 
 
 def test_digest_does_not_depend_on_the_dtype(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_recomputed_loop_includes_its_body() -> None:
 
 %body (b: (s32[], f32[8])) -> (s32[], f32[8]) {
   %b = (s32[], f32[8]{0}) parameter(0)
-  %in2 = (s32[], f32[8]{0}) while(%b), condition=%end, body=%inner, metadata={op_name="x/2.500_turns/while"}
+  %in2 = (s32[], f32[8]{0}) while(%b), condition=%end, body=%inner, metadata={op_name="x/2.500_iterations/while"}
 }
 
 %end (c: (s32[], f32[8])) -> pred[] {
@@ -77,7 +77,7 @@ def test_recomputed_loop_includes_its_body() -> None:
 ENTRY %main (p: f32[8]) -> f32[8] {
   %p = f32[8]{0} parameter(0)
   %first = f32[8]{0} add(%p, %p), metadata={op_name="x/add"}, backend_config={"estimated_cycles":"60"}
-  %l = (s32[]) while(%p), condition=%end, body=%body, metadata={op_name="x/rematted_computation/4.000_turns/while"}
+  %l = (s32[]) while(%p), condition=%end, body=%body, metadata={op_name="x/rematted_computation/4.000_iterations/while"}
 }
 """
     assert step_time.recomputed_share(Program.from_text(text)) == 100 / 160

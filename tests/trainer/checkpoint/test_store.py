@@ -612,7 +612,7 @@ def test_claim_renewal_survives_unreachable_bucket(tmp_path, monkeypatch):
 def test_unreachable_store_keeps_original_error():
     loop = Loop.__new__(Loop)
     loop.store, loop.done_step = SimpleNamespace(close=unreachable, wait=unreachable), 0
-    loop.report = Progress(None)
+    loop.progress = Progress(None)
     for loop.has_stepped in (False, True):
         loop.end_saves()
 

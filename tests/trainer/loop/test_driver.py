@@ -39,7 +39,7 @@ class Counting(Training[jax.Array]):
         self.folder, self.calls, self.bad = str(folder / "checkpoints"), calls, bad
         self.settings = Settings(steps=4, log_every=1, eval_every=2, save_every=4, keep=1)
         self.metrics = Written(
-            Workload(4, 1), rank=0, run_dir=None, socket=None, report=self.report
+            Workload(4, 1), rank=0, run_dir=None, socket=None, progress=self.progress
         )
         self.metrics.calls = calls
 

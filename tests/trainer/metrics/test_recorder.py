@@ -30,13 +30,13 @@ class Loop:
         end, self.fd = os.pipe()
         os.set_blocking(self.fd, False)
         self.pipe = open(end)  # noqa: SIM115 (open as long as the object)
-        self.report = Progress(self.fd)
+        self.progress = Progress(self.fd)
         self.metrics = Metrics(
             Workload(60, 8, dataset_examples=100),
             rank=rank,
             run_dir=str(folder / "run"),
             socket=str(folder / "socket"),
-            report=self.report,
+            progress=self.progress,
         )
 
     def steps(self, first: int, last: int) -> None:
@@ -70,7 +70,7 @@ class Loop:
     def close(self) -> None:
         if self.fd >= 0:
             self.metrics.close()
-            self.report.close()
+            self.progress.close()
             os.close(self.fd)
             self.fd = -1
 

@@ -30,7 +30,7 @@ class Collective(NamedTuple):
 
 def count_collectives(step: Step) -> list[Collective]:
     """Every collective of the compiled train step."""
-    return list(_read(step._train[1]._compiled.as_text()))
+    return list(_read(step._train_programs[1]._compiled.as_text()))
 
 
 def _read(text: str) -> Iterator[Collective]:

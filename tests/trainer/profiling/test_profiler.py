@@ -260,9 +260,9 @@ class Loop:
             rank=0,
             run_dir=None if folder is None else str(folder),
             request=None if request is None else str(request),
-            report=self.told,
-            settle=self._settle,
-            programs=lambda: programs,
+            progress=self.told,
+            wait_for_steps=self._settle,
+            read_programs=lambda: programs,
         )
 
     def _settle(self) -> None:

@@ -37,7 +37,7 @@ class Convolved(Pictures):
 def test_convolutions_use_fast_cpu_form() -> None:
     text = (
         compiled_step(Convolved(), model=RESNET.model_copy(update={"channels": 1}))
-        ._train[1]
+        ._train_programs[1]
         .hlo_text()
     )
     forms = re.findall(r" convolution\(.*dim_labels=(\S+?)[,\s]", text)
