@@ -127,7 +127,7 @@ _PEAK_SHARE = 0.5
 _EXPOSED_SHARE = 0.5
 # Rates of a device that is in no table, such as a CPU core.
 _UNKNOWN_MACHINE = MachineSpeed(None, 5e10, 1e10, 1e10, 5e9)
-_UNKNOWN_PEAK = 1e11  # FLOP/s
+_UNKNOWN_PEAK_FLOPS = 1e11
 # Full rematerialization repeats the forward pass, a third of a step. Other settings repeat less.
 _RECOMPUTATION_FACTORS = {"none": 1.0, "full": 4 / 3}
 # Prior standard deviations of the logarithms of errors: a factor of e for all candidates, and a
@@ -174,7 +174,7 @@ class TracedModel:
         """Return an estimate of the seconds of a step."""
         accelerator = ACCELERATORS[self.type]
         machine = accelerator.machine or _UNKNOWN_MACHINE
-        peak = accelerator.peak_flops or _UNKNOWN_PEAK
+        peak = accelerator.peak_flops or _UNKNOWN_PEAK_FLOPS
         dp, fsdp, ep, mp = candidate.mesh
         devices, count = math.prod(candidate.mesh), candidate.accumulate
         sharded = fsdp * ep

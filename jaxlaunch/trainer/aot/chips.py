@@ -124,7 +124,8 @@ class Chips:
             hint = installation.install_hint("train", "plan-cuda")
             raise SpecError(f"the compiler of CUDA devices is not installed here: {hint}")
         os.environ.update(_CUDA_ENVIRON)
-        shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs
+        # NVLink domains, hosts, and GPUs of a host.
+        shape = f"1x{self.hosts}x{self.per_host}"
         target = render_gpu_target(GPU_TARGETS[self.type])
         return self._topology_devices("cuda", target_config=target, topology=shape)
 

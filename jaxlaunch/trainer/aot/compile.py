@@ -87,7 +87,7 @@ class AheadOfTimeCompiler:
         ProgramTooLargeError if the steps do not fit into the memory of a device, SpecError if the
         spec is not valid for these devices.
         """
-        started = time.monotonic()
+        start_s = time.monotonic()
         step = Step(self._task, spec, mesh.build_mesh(spec.mesh, self.devices), self._total_steps)
         try:
             step.compile_train(self._batch)
@@ -109,7 +109,7 @@ class AheadOfTimeCompiler:
         return {
             "chips": str(self._chips),
             "compiler": self._chips.compiler_version,
-            "seconds": round(time.monotonic() - started, 1),
+            "seconds": round(time.monotonic() - start_s, 1),
             "fits": True,
             "attention": step.attention_implementation,
             "notes": step.notes,
@@ -247,19 +247,21 @@ def limit_compilation() -> Iterator[None]:
     max_bytes = _proc_bytes("/proc/meminfo", "MemAvailable") * MAX_MEMORY_SHARE
 
     def watch_limits() -> None:
-        started = reported = time.monotonic()
+        start_s = last_report_s = time.monotonic()
         while not is_done.wait(1.0):
-            now, resident_bytes = time.monotonic(), _proc_bytes("/proc/self/status", "VmRSS")
+            now_s, resident_bytes = time.monotonic(), _proc_bytes("/proc/self/status", "VmRSS")
             if resident_bytes > max_bytes:
                 _exit_with_refusal(
                     f"the compiler needs more than {max_bytes / GIB:.1f} GiB, "
                     f"{MAX_MEMORY_SHARE:.0%} of this machine's free memory"
                 )
-            if now - started > MAX_COMPILATION_S:
+            if now_s - start_s > MAX_COMPILATION_S:
                 _exit_with_refusal(f"the compiler is not done after {MAX_COMPILATION_S:.0f} s")
-            if now - reported >= REPORT_INTERVAL_S:
-                reported, used = now, f"{resident_bytes / GIB:.1f} GiB of this machine's memory"
-                print(f"{contract.COMPILING_PREFIX}{now - started:.0f} s, {used}", file=sys.stderr)
+            if now_s - last_report_s >= REPORT_INTERVAL_S:
+                last_report_s = now_s
+                used = f"{resident_bytes / GIB:.1f} GiB of this machine's memory"
+                seconds = f"{now_s - start_s:.0f} s"
+                print(f"{contract.COMPILING_PREFIX}{seconds}, {used}", file=sys.stderr)
 
     thread = threading.Thread(target=watch_limits, daemon=True)
     thread.start()

@@ -56,7 +56,7 @@ class ComputeCost(NamedTuple):
 
 
 class _Assumptions(NamedTuple):
-    """What one end of the range assumes.
+    """The assumptions for one end of the range.
 
     Attributes:
         peak_share: Share of the peak FLOP/s that matrix products reach.

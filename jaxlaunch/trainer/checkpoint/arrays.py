@@ -43,7 +43,7 @@ logging.getLogger("absl").addFilter(lambda record: not DUPLICATE_LOG.match(recor
 
 
 class ArrayCheckpointer:
-    """Saves and loads nested dicts of jax.Arrays. All processes must call each method."""
+    """Saves and loads nested dicts of jax.Arrays. All processes take part in both."""
 
     def __init__(self, root: epath.Path) -> None:
         enable_s3()
@@ -72,7 +72,7 @@ class ArrayCheckpointer:
         self._checkpointer.wait_until_finished()
 
     def find_difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
-        """Describe the first leaf of the saved state that differs; None if alike."""
+        """Describe the first leaf by which the saved state differs; None if there is none."""
         metadata = self._checkpointer.handler.metadata(folder).item_metadata[STATE]
         if metadata is None:
             raise FileNotFoundError(f"file {STATE}/_METADATA is missing")
@@ -177,7 +177,7 @@ def leaf_specs(tree: Any) -> dict[str, Leaf]:
 def describe_first_difference(
     saved: Mapping[str, Leaf], expected: Mapping[str, Leaf]
 ) -> str | None:
-    """Describe the first array that differs between checkpoint and model; None if alike."""
+    """Describe the first array that differs between checkpoint and model; None without one."""
 
     def describe_leaf(leaf: Leaf | None) -> str:
         return "absent" if leaf is None else f"{leaf[1]}[{','.join(map(str, leaf[0]))}]"

@@ -46,7 +46,7 @@ LoadedStep = tuple[Tree, Tree]
 
 
 class Store:
-    """The checkpoints of one run in one folder. All processes must call each method."""
+    """The checkpoints of one run in one folder, which all processes save and restore together."""
 
     def __init__(
         self,
@@ -316,8 +316,12 @@ class Restore:
                     faults[step] = outcome
                 else:
                     unused = {**dict.fromkeys(unverified, UNVERIFIED), **faults}
-                    newer = {other: fault for other, fault in unused.items() if other > step}
-                    run_on_primary(functools.partial(self._set_aside_steps, newer, step))
+                    newer_faults = {
+                        newer_step: fault
+                        for newer_step, fault in unused.items()
+                        if newer_step > step
+                    }
+                    run_on_primary(functools.partial(self._set_aside_steps, newer_faults, step))
                     return step, *outcome
         if faults:
             listed = "; ".join(f"step {step}: {fault}" for step, fault in faults.items())
@@ -344,9 +348,9 @@ class Restore:
             process, processes = jax.process_index(), jax.process_count()
             return manifest.find_damage(folder, step_manifest, process, processes)
 
-        faults = self._folder.read_with_retries(find_damage, step)
-        if faults := sum(gather_values(faults), []):
-            return list_first(faults)
+        own_damages = self._folder.read_with_retries(find_damage, step)
+        if damages := sum(gather_values(own_damages), []):
+            return list_first(damages)
         if unlisted:
             files = list_first(unlisted)
             self._note(

@@ -121,7 +121,7 @@ class Loop(Generic[S]):
         self.metrics.start(
             start, flops_per_step=flops_per_step, peak_flops=flops.peak_flops(jax.devices())
         )
-        # The last span is empty. It stands for the end of the run.
+        # The empty span at the end is for the evaluation and the save after the last step.
         for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):
             self.done_step = step = span.start
             # The evaluation comes before the save: it may make this step one of the best.
@@ -239,10 +239,10 @@ class Loop(Generic[S]):
         meta |= {} if self.best is None else {BEST: self.best.to_meta()}
         meta |= {} if self.patience is None else {"stop_early": self.patience.to_meta()}
         with self.profiler.pause_context(), self.metrics.timer.get_part("save"):
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             best_steps = [] if self.best is None else self.best.steps
             self.store.save(step, self.training.to_tree(state), meta, best_steps)
-            self.metrics.record_saved(step, time.perf_counter() - started)
+            self.metrics.record_saved(step, time.perf_counter() - start_s)
             gc.collect()
         self.saved_step = step
 
@@ -267,7 +267,7 @@ class Loop(Generic[S]):
         try:
             values = jax.device_get({name: metrics[name] for name in LOOP_KEYS if name in metrics})
         except Exception:
-            # An exception of a callback comes from these steps, not from those dispatched later.
+            # A callback in these steps may have raised. Later steps are already dispatched.
             self.progress.report_phase("step", span.start)
             raise
         flags = {name: np.atleast_1d(value) for name, value in values.items()}

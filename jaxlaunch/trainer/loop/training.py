@@ -112,7 +112,7 @@ class Settings:
 
 
 def describe_saved(step: int) -> str:
-    """Return the clause that says which step is the newest on storage, if any."""
+    """Return a clause for error messages that names the newest saved step, if any."""
     return f"step {step} is the newest saved one" if step > 0 else "no step is saved"
 
 

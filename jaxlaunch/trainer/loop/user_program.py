@@ -354,7 +354,7 @@ class ProgramBatches:
         )
 
     def check_repeats(self) -> None:
-        """Raise DataError if the first batch differs when it is made again, as a resume does."""
+        """Raise DataError if a second call for step 0 returns another batch, as after a resume."""
         if self._pipeline is not None or not self._is_repeatable:
             return
         repeated = name_leaves(self._global_batch(0))

@@ -133,8 +133,8 @@ class Metrics:
         interval = self.timer.end_interval(share)
         counters.throughput.end_interval(interval.steps_per_s)
         counters.device_bytes = read_device_bytes()
-        if (own := self.timer.own_share()) is not None:
-            self._progress.report_own_time(round(1000 * own))
+        if (own_share := self.timer.own_share()) is not None:
+            self._progress.report_own_time(round(1000 * own_share))
         if not self._is_primary:
             return
         speeds = counters.throughput.speeds
@@ -350,8 +350,8 @@ def _format_values(values: Mapping[str, float]) -> str:
         Key.LOSS_SCALE: "scale {:g}",
     }
     # Families of values, such as expert_load/3, are only written to the files.
-    others = [name for name in values if name not in formats and "/" not in name]
-    formats |= {name: f"{name} {{:.4g}}" for name in others}
+    task_names = [name for name in values if name not in formats and "/" not in name]
+    formats |= {name: f"{name} {{:.4g}}" for name in task_names}
     return "  ".join(text.format(values[name]) for name, text in formats.items() if name in values)
 
 

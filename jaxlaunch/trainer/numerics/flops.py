@@ -146,7 +146,7 @@ def backward_flops(
 def _backward_equation(
     equation: JaxprEqn, causal: float | None, is_dependent: list[bool]
 ) -> tuple[float, list[bool]]:
-    """Return the same as `backward_flops` for one equation."""
+    """Count one equation like `backward_flops`."""
     if (share := _counted_share(equation, causal)) != 1.0:
         flops, results = _backward_equation(equation, None, is_dependent)
         return share * flops, results
@@ -192,7 +192,7 @@ def _repetitions(name: str, params: Mapping[str, Any]) -> int:
 
 
 def _inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """Yield every jaxpr in `params`; the rules of a custom_vjp are functions and no jaxprs."""
+    """Yield every jaxpr in `params`, but not the rules of a custom_vjp, which are functions."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, ClosedJaxpr | Jaxpr):

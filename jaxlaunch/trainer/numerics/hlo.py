@@ -75,7 +75,7 @@ Computation = Sequence[Operation]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program: its computations by name, and the name of the first one.
+    """A compiled program: its computations by name, and the name of its entry.
 
     The operations of a scheduled computation run in order.
     """

@@ -25,7 +25,8 @@ from jaxlaunch.trainer.spec import AUTO, EVAL_PREFIX, TrainSpec
 
 # Number of differing keys that a message lists.
 MAX_SHOWN_KEYS = 3
-CUDA_ERROR_NO_DEVICE = 100  # cuda.h
+# The value in cuda.h.
+CUDA_ERROR_NO_DEVICE = 100
 # The version of the node's kernel module, which every container sees.
 DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 

@@ -1,4 +1,4 @@
-"""What every program of the trainer does: read the spec, print results and errors, and exit."""
+"""Functions of all programs of the trainer: they read the spec, print results, and exit."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def describe_exit(error: BaseException) -> str:
     if not isinstance(error, SystemExit):
         return ""
     location = raised_at(error)
-    place = f" ({location})" if location else ""
-    return f"sys.exit({error.code!r}){place} ends no run; raise an error to end it"
+    suffix = f" ({location})" if location else ""
+    return f"sys.exit({error.code!r}){suffix} ends no run; raise an error to end it"
 
 
 def requested_exit_code(error: BaseException) -> int | None:

@@ -148,7 +148,9 @@ class StepLoss:
                     f"{self._spec.task}: the loss is a bare mean, by which a model with experts "
                     "cannot be evaluated; return jaxlaunch.trainer.task.Loss(sum, weight)"
                 )
-            mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda x: x[None], row)))(batch)
+            mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda leaf: leaf[None], row)))(
+                batch
+            )
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
         means = {Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
         routing = {} if sums.routing is None else {Key.ROUTING: sums.routing}

@@ -213,7 +213,7 @@ class Step:
 
     @property
     def trained_count(self) -> int | None:
-        """The number of trained arguments of `forward_jaxpr`, its first; None if all are."""
+        """The number of leading arguments of `forward_jaxpr` that are trained; None for all."""
         if not self.builder.frozen:
             return None
         return len(self.builder.trained_params(self.abstract.params))

@@ -60,11 +60,11 @@ class Update:
         rng = jax.random.fold_in(self._builder.random_keys()[1], state.step)
         loss, grads, buffers = self._compute_gradients(state, batch, rng)
         norm = optax.tree.norm(grads)
-        is_empty, penalty = loss.weight == 0, jnp.zeros((), jnp.float32)
+        penalty = jnp.zeros((), jnp.float32)
         if self._step_loss.mixture is not None and loss.routing is not None:
             penalty = self._step_loss.mixture.compute_penalty(loss.routing, loss.routing)
         mean_loss = loss.sum / mean_divisor(loss.weight) + penalty
-        finite = jnp.isfinite(mean_loss) & jnp.isfinite(norm)
+        is_empty, is_finite = loss.weight == 0, jnp.isfinite(mean_loss) & jnp.isfinite(norm)
         trained = self._builder.trained_params(state.params)
         updates, opt = self._builder.optimizer.update(grads, state.opt, trained)
         trained = optax.apply_updates(trained, updates)
@@ -74,17 +74,19 @@ class Update:
             ema = optimizers.update_ema(state.ema, averaged, self._spec.optimizer.ema)
         params = {**state.params, **trained}
         new_state = TrainState(state.step + 1, params, opt, ema, buffers, state.scale)
-        next_state = jax.tree.map(partial(jnp.where, finite & ~is_empty), new_state, state)
-        is_counted, flags = finite, {Key.FINITE: finite, Key.WEIGHT: loss.weight}
+        next_state = jax.tree.map(partial(jnp.where, is_finite & ~is_empty), new_state, state)
+        flags = {Key.FINITE: is_finite, Key.WEIGHT: loss.weight}
         if reads_tokens(self._spec, batch):
             flags[Key.TOKENS] = padding.count_input_tokens(batch)
+        is_counted = is_finite
         if state.scale is not None:
-            scale = loss_scale.update_loss_scale(state.scale, finite)
-            scale = jax.tree.map(partial(jnp.where, is_empty & finite), state.scale, scale)
+            # Gradients that are not finite only skip the step, as long as the scale can be halved.
+            scale = loss_scale.update_loss_scale(state.scale, is_finite)
+            scale = jax.tree.map(partial(jnp.where, is_empty & is_finite), state.scale, scale)
             next_state = next_state._replace(scale=scale)
             is_counted = jnp.ones((), bool)
-            flags[Key.FINITE] = finite | ~loss_scale.is_exhausted(state.scale)
-            flags |= {Key.SKIPPED: ~finite, Key.LOSS_SCALE: state.scale.value}
+            flags[Key.FINITE] = is_finite | ~loss_scale.is_exhausted(state.scale)
+            flags |= {Key.SKIPPED: ~is_finite, Key.LOSS_SCALE: state.scale.value}
         # A step that changes no other array still counts in the run, and therefore in the
         # schedules, which depend on the step.
         opt = optimizers.with_schedule_counts(next_state.opt, new_state.opt, is_counted)
@@ -115,7 +117,7 @@ class Update:
             if state.scale is not None:
                 factor = loss_scale.loss_factor(state.scale, loss.weight)
                 grads = jax.tree.map(lambda grad: grad / factor, grads)
-            total = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads)
+            total = jax.tree.map(lambda total, grad: total + grad.astype(jnp.float32), total, grads)
             return (total, buffers), loss
 
         trained, frozen = self._builder.split_frozen(state.params)
