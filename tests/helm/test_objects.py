@@ -421,7 +421,7 @@ def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: He
     assert {(item["protocol"], item["port"]) for item in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     labels = {"jobset.sigs.k8s.io/jobset-name": "a"}
     assert [
-        item.level for item in namespace.judge_network([limited], labels, {}, has_own=False)
+        item.level for item in namespace.judge_network([limited], labels, {}, has_own_policy=False)
     ] == ["ok"]
 
 

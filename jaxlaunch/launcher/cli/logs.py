@@ -284,9 +284,9 @@ def _read_volume(
 
 
 def _add_record(snapshot: Snapshot, files: RunFiles) -> Snapshot:
-    if files.recorded is None:
+    if files.progress is None:
         show_messages("the run folder has no summary of this job")
-    return dataclasses.replace(snapshot, volume_progress=files.recorded)
+    return dataclasses.replace(snapshot, volume_progress=files.progress)
 
 
 # --- pods -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.jobs.lifecycle import BackgroundWait, WaitTimeoutError, ignore_message
 from jaxlaunch.launcher.jobs.logs import follow, lines
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.submit import Submission, Submitted, record_words
+from jaxlaunch.launcher.jobs.submit import Submission, SubmitResult, record_words
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
@@ -175,7 +175,7 @@ def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
     return default_values
 
 
-def _show_submitted(submitted: Submitted, form: str) -> None:
+def _show_submitted(submitted: SubmitResult, form: str) -> None:
     metadata = submitted.jobset["metadata"]
     if form == "name":
         output.show_lines(f"{JOBSETS.qualified_name(metadata['name'])} {submitted.outcome}")

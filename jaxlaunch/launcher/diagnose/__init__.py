@@ -1,1 +1,1 @@
-"""Say why a job does not run: `explain` and `doctor`."""
+"""Diagnosis of jobs that do not run: `launcher explain` and `launcher doctor`."""

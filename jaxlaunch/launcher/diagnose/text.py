@@ -1,10 +1,11 @@
-"""Texts as data: templates with fields, which `Renderer` turns into strings at the edge.
+"""Texts as data: templates with fields, which `Renderer` turns into strings at the very end.
 
-A `Text` has no string methods, so that no code can depend on its wording. The template is also its
-key in a catalog, as in gettext: `localize` may map it to another template with the same fields. In
-a template `{pods:pod}` writes "1 pod" or "4 pods", `{hosts:is|are}` a singular or a plural word,
-`{spent:age}` a duration, and `{parts:; }` a list with this separator. Strings from Kubernetes,
-Kueue and the agents are written on one line and truncated.
+A `Text` has no string methods, so that no code can depend on its wording. Its template is also its
+key in a catalog of translations, as in gettext: `localize` may return another template with the
+same fields. A field may have one of these formats: `{pods:pod}` renders as "1 pod" or "4 pods",
+`{hosts:is|are}` as a singular or a plural word, `{spent:age}` as a duration, and `{parts:; }` as a
+list with this separator. Strings, which come from Kubernetes, Kueue and the agents, are rendered on
+one line and truncated.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj, format_age
 from jaxlaunch.launcher.wording import format_count
 
-MAX_MESSAGE_CHARS = 600  # characters of an event, a condition or a log line
+# Longer messages of events, conditions and logs are truncated.
+MAX_MESSAGE_CHARS = 600
+# A larger group of hosts is counted and not listed.
 MAX_LISTED_HOSTS = 8
-# Placeholders in a command for the name of the job, and for the words that say which job is
-# submitted: its file and the overrides.
+# Placeholders in a command: for the name of the job, and for the arguments of `launcher submit`
+# that select it (its file and the overrides).
 JOB_NAME, JOB_FILE = "NAME", "JOB_FILE"
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Text:
-    """A text that has not been rendered."""
+    """A template and its fields, not rendered yet."""
 
     template: str
     fields: Mapping[str, Any]
@@ -48,24 +51,24 @@ EMPTY_TEXT = Text("")
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command in a text. If it is namespaced, rendering adds `-n NAMESPACE`."""
+    """A shell command in a text. `-n NAMESPACE` is added to it if `is_namespaced`."""
 
     words: tuple[str, ...]
     is_namespaced: bool = True
 
 
 def launcher_command(*words: str, is_namespaced: bool = True) -> Command:
-    """Return a command of launcher."""
+    """Return a `launcher` command with these arguments."""
     return Command(("launcher", *words), is_namespaced)
 
 
 def kubectl_command(*words: str, is_namespaced: bool = True) -> Command:
-    """Return a command of kubectl."""
+    """Return a `kubectl` command with these arguments."""
     return Command(("kubectl", *words), is_namespaced)
 
 
-# Resumes a stopped job, and submits an ended one again. For a run on this machine both are
-# `launcher run`.
+# SUBMIT resumes a stopped job, and SUBMIT_AGAIN replaces an ended one. For a run on this machine
+# both are rendered as `launcher run`.
 SUBMIT = launcher_command("submit", JOB_FILE)
 SUBMIT_AGAIN = launcher_command("submit", JOB_FILE, "--replace")
 DOCTOR = launcher_command("doctor")
@@ -91,7 +94,13 @@ class Action(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class NextStep:
-    """Advice for the user. For RESUBMIT the text has no period, since a step may follow."""
+    """Advice for the user.
+
+    Attributes:
+        action: Kind of action.
+        text: The advice. For RESUBMIT it has no period, since `full_text` adds `resume_step`.
+        resume_step: Step from which the job resumes, if it is known.
+    """
 
     action: Action
     text: Text
@@ -102,7 +111,7 @@ class NextStep:
         return [field for field in self.text.fields.values() if isinstance(field, Command)]
 
     def full_text(self) -> Text:
-        """Return the complete text."""
+        """Return the text, which for RESUBMIT ends with the step from which the job resumes."""
         if self.action is not Action.RESUBMIT:
             return self.text
         if self.resume_step is None:
@@ -147,10 +156,10 @@ class HostGroup:
 
     def describe(self) -> Text:
         """Return the words for the group."""
+        if len(self) == self.expected > 1:
+            return Text("all {expected:host}", expected=self.expected)
         if len(self) == self.expected:
-            words = "its host" if self.expected else "no host"
-            template = "all {expected:host}" if self.expected > 1 else words
-            return Text(template, expected=self.expected)
+            return Text("its host" if self.expected else "no host")
         if len(self) == 1:
             return Text("host {number}", number=self.numbers[0])
         if len(self) <= MAX_LISTED_HOSTS:
@@ -160,17 +169,17 @@ class HostGroup:
 
 
 def host_group(hosts: Collection[Host], snapshot: Snapshot) -> HostGroup:
-    """Return the group of these hosts of a job."""
+    """Return these hosts of a job as a group."""
     return HostGroup(tuple(host.number for host in hosts), snapshot.expected_hosts)
 
 
 def quote_message(message: str) -> Text:
-    """Return a message of another program as a text, which is rendered on one line."""
+    """Return a message as a text, which is rendered on one line and truncated."""
     return Text("{message}", message=message)
 
 
 def describe_event(event: Obj | None) -> tuple[Text, ...]:
-    """Return an event as evidence: its object, reason, count and message."""
+    """Return the line of evidence about an event, or nothing if there is no event."""
     if event is None:
         return ()
     template = "{kind} {object}: {reason}: {message}"
@@ -186,15 +195,19 @@ def one_line(text: str) -> str:
 
 
 def localize(template: str) -> str:
-    """Return the translated template. There is only one language, but tests use another."""
+    """Return the translation of a template. English is the only language; tests add another."""
     return template
 
 
 class Renderer(string.Formatter):
-    """Renders texts about one job. With `is_whole` strings are not truncated.
+    """Renders texts about one job.
 
-    `job_words` are the words with which the job was submitted, and `run_command` is the command of
-    a run on this machine, which takes the place of a submission.
+    Args:
+        name: Name of the job, for JOB_NAME in commands.
+        namespace: Its namespace, or "" to leave it out of commands.
+        job_words: Arguments with which the job was submitted, for JOB_FILE in commands.
+        run_command: For a run on this machine, the command that replaces SUBMIT and SUBMIT_AGAIN.
+        has_full_messages: Whether strings are rendered as they are, not on one line or truncated.
     """
 
     def __init__(
@@ -204,19 +217,19 @@ class Renderer(string.Formatter):
         *,
         job_words: tuple[str, ...] = (JOB_FILE,),
         run_command: Command | None = None,
-        is_whole: bool = False,
+        has_full_messages: bool = False,
     ) -> None:
         self._name = name
         self._namespace = namespace
         self._job_words, self._run_command = job_words, run_command
-        self._is_whole = is_whole
+        self._has_full_messages = has_full_messages
 
     def render(self, text: Text) -> str:
         """Return the text as a string."""
         return self.vformat(localize(text.template), (), text.fields)
 
     def command_words(self, command: Command) -> list[str]:
-        """Return the words of a command, with the name of the job and its namespace."""
+        """Return the words of a command, with its placeholders replaced and the namespace added."""
         if self._run_command is not None and command in (SUBMIT, SUBMIT_AGAIN):
             command = self._run_command
         words = list[str]()
@@ -224,6 +237,7 @@ class Renderer(string.Formatter):
             words += self._job_words if word == JOB_FILE else [word]
         words = [self._name if word == JOB_NAME else word for word in words]
         if self._namespace and command.is_namespaced:
+            # `kubectl -n NAMESPACE get …`, but `launcher logs -n NAMESPACE …`.
             position = 1 if words[0] == "kubectl" else 2
             words[position:position] = ["-n", self._namespace]
         return words
@@ -243,7 +257,7 @@ class Renderer(string.Formatter):
             case Command():
                 return shlex.join(self.command_words(value))
             case str():
-                return value if self._is_whole else one_line(value)
+                return value if self._has_full_messages else one_line(value)
             case list() | tuple():
                 return (format_spec or ", ").join(self.format_field(part, "") for part in value)
             case int() if format_spec:

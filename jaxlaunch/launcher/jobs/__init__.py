@@ -1,1 +1,1 @@
-"""Submit, wait, stop and delete; the status and the logs of a job."""
+"""Jobs in a cluster: submission, wait, stop and deletion, and their status and logs."""

@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     # Importing pydantic takes most of the start-up time, and few commands read a job.
     from jaxlaunch.launcher.job.load import JobFile
 
-# Name of the ConfigMap.
+# ConfigMap with the defaults of a namespace.
 CONFIG_MAP_NAME = "jaxlaunch"
-# Namespace of the defaults for all teams.
+# Namespace whose defaults apply to namespaces without their own.
 SYSTEM_NAMESPACE = "jaxlaunch-system"
 
 
 def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, str | None]:
-    """Return the defaults for jobs in a namespace, and their source or None for the built-in ones.
+    """Return the defaults for jobs in a namespace, and their source, None for the built-in ones.
 
-    The namespace's own defaults come before the cluster's. Raises JobFaultsError with all mistakes.
+    The namespace's own defaults replace those of SYSTEM_NAMESPACE. Raises JobFaultsError if the
+    ConfigMap has mistakes.
     """
     for defaults_namespace in dict.fromkeys((namespace, SYSTEM_NAMESPACE)):
-        # A user without the permission to read it gets the built-in defaults.
+        # If the user may not read the ConfigMap, it counts as missing.
         with ignore_forbidden():
             config_map = cluster.get(CONFIGMAPS, CONFIG_MAP_NAME, defaults_namespace)
             if config_map is not None:
@@ -39,7 +40,11 @@ def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, st
 def resolve_gang_secret(
     file: JobFile, cluster: Cluster, namespace: str, say: Callable[[str], None]
 ) -> JobFile:
-    """Set `gang_secret` if it is not set: true for several hosts if the user may create Secrets."""
+    """Return the job with `gang_secret` set.
+
+    The default is true if the job has several hosts and the user may create Secrets. If the user
+    may not, `say` is called with a warning.
+    """
     if file.spec.gang_secret is not None:
         return file
     has_several_hosts = file.spec.host_count > 1

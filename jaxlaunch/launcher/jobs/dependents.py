@@ -1,7 +1,8 @@
-"""Objects that a JobSet owns besides its pods: a NetworkPolicy, and shared ConfigMaps.
+"""Objects that a JobSet owns besides its pods: a NetworkPolicy, and ConfigMaps with files.
 
-The name of a ConfigMap is the digest of its contents, but anyone can give that name to other
-contents, so these are compared.
+Jobs with the same files share a ConfigMap, so it has several owners. Its name is a digest of its
+contents. Anyone can create a ConfigMap of that name with other contents, so an existing one is
+compared with the manifest.
 """
 
 from __future__ import annotations
@@ -25,20 +26,19 @@ from jaxlaunch.launcher.kubernetes.kinds import (
 from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 
-# Server errors are retried for this long.
+# Errors of the server are retried for this long.
 RETRY_TIMEOUT_S = 30.0
 RETRY_PAUSE_S = 0.5
-# A restarted watch misses deletions in between, so the object is read again this often.
+# A watch that is started again misses earlier deletions, so the object is read this often.
 _WATCH_PERIOD_S = 10.0
-# Field managers that are controllers and not users. They come before the creator if they apply
-# fields.
+# Field managers that are controllers. A creator is looked for among the other managers.
 _CONTROLLERS = ("kueue", "jobset", "manager", "kube-controller-manager", "kubelet")
 
 Obj = dict[str, Any]
 
 
 def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
-    """Return the JobSet of that name for a change. Raises UserError if it is not launcher's."""
+    """Return the JobSet of that name. Raises UserError if it is missing or not launcher's."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
         jobsets = filter(is_ours, cluster.list(JOBSETS, namespace))
@@ -53,45 +53,47 @@ def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
 
 
 def describe_creator(obj: Mapping[str, Any]) -> str:
-    """Return the creator of an object by its metadata: `: created by kubectl-create at 2026-…`."""
+    """Return the creator in an object's metadata, as `: created by kubectl-create at 2026-…`."""
     metadata = obj["metadata"]
-    fields = metadata.get("managedFields") or ()
-    fields = [entry for entry in fields if not entry.get("subresource")]
-    user_fields = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
-    first: Obj = min(user_fields, key=lambda entry: str(entry.get("time", "")), default={})
-    manager = first.get("manager") or "an unknown client"
+    entries = metadata.get("managedFields") or ()
+    entries = [entry for entry in entries if not entry.get("subresource")]
+    user_entries = [
+        entry for entry in entries if entry.get("manager") not in _CONTROLLERS
+    ] or entries
+    first_entry: Obj = min(user_entries, key=lambda entry: str(entry.get("time", "")), default={})
+    manager = first_entry.get("manager") or "an unknown client"
     return f": created by {manager} at {metadata.get('creationTimestamp', 'an unknown time')}"
 
 
 def owner_reference(jobset: Mapping[str, Any]) -> Obj:
-    """Return the owner reference by which an object is deleted with its JobSet."""
+    """Return the owner reference with which Kubernetes deletes an object with its JobSet."""
     metadata = jobset["metadata"]
     kind = {"apiVersion": JOBSETS.api_version, "kind": JOBSETS.kind}
     return {**kind, "name": metadata["name"], "uid": metadata["uid"]}
 
 
 def add_owner(manifest: Obj, owner: Obj) -> Obj:
-    """Return the manifest of an object with its owner."""
+    """Return the manifest with an owner reference added to it."""
     return manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
 
 
 class Dependents:
-    """The objects of one job that its JobSet owns."""
+    """Creates and checks the objects of one job that its JobSet owns."""
 
     def __init__(self, cluster: Cluster, manifests: Sequence[Obj], namespace: str) -> None:
         self._cluster, self._manifests, self._namespace = cluster, manifests, namespace
 
-    def create_owned(self, manifest: Obj, jobset: Obj, *, has_removed: bool) -> None:
+    def create_owned(self, manifest: Obj, jobset: Obj, *, has_deleted_earlier: bool) -> None:
         """Create an object, unless it exists and this JobSet owns it.
 
-        An object that jobs share gets another owner. A leftover of an earlier JobSet is deleted
-        first.
+        If the object is a ConfigMap of other jobs, the JobSet becomes another owner of it. If it is
+        left from an earlier JobSet, it is deleted first.
 
         Args:
             manifest: Object to create.
             jobset: Its owner, as the cluster has it.
-            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a
-                moment later.
+            has_deleted_earlier: Whether an earlier JobSet was deleted. The server releases its
+                quota a moment later.
         """
         kind, name = manifest_kind(manifest), manifest["metadata"]["name"]
         owner = owner_reference(jobset)
@@ -103,16 +105,18 @@ class Dependents:
                 return
             except (ApiError, UnreachableError) as error:
                 failure = error
-                is_transient = (
-                    not isinstance(failure, ApiError)
-                    or failure.reason == "AlreadyExists"
-                    or failure.status >= 500
+                may_exist = (
+                    isinstance(error, UnreachableError)
+                    or error.reason == "AlreadyExists"
+                    or error.status >= 500
+                    # The server checks the quota before it checks whether the object exists.
+                    or exceeds_quota(error)
                 )
-                if not (is_transient or exceeds_quota(failure)) or time.monotonic() > deadline:
+                if not may_exist or time.monotonic() > deadline:
                     raise
             obj = self._cluster.get(kind, name, self._namespace)
             if obj is None:
-                if exceeds_quota(failure) and not has_removed:
+                if exceeds_quota(failure) and not has_deleted_earlier:
                     raise failure
                 time.sleep(RETRY_PAUSE_S)
                 continue
@@ -126,23 +130,23 @@ class Dependents:
             else:
                 raise self._foreign_object_error(obj)
 
-    def _add_owner(self, shared: Obj, owner: Obj) -> None:
-        """Add an owner to a shared object. The caller reads the result back.
+    def _add_owner(self, obj: Obj, owner: Obj) -> None:
+        """Add an owner to a shared ConfigMap. The caller reads the result back.
 
-        Only the owner reference is applied, so that its field manager disappears with it. Otherwise
-        the managers of thousands of jobs would in time fill the object. The uid prevents the
-        creation of an empty object if the old one is being deleted.
+        Only the owner reference is applied, and by a field manager of its own, which disappears
+        with the reference. Otherwise the managers of thousands of jobs would in time fill the
+        object. With its uid in the patch, no empty ConfigMap is created if this one was deleted.
         """
-        metadata = {key: shared["metadata"][key] for key in ("name", "namespace", "uid")}
+        metadata = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
         kind = {"apiVersion": CONFIGMAPS.api_version, "kind": CONFIGMAPS.kind}
-        reference = {**kind, "metadata": metadata | {"ownerReferences": [owner]}}
+        patch = {**kind, "metadata": metadata | {"ownerReferences": [owner]}}
         try:
-            self._cluster.apply(CONFIGMAPS, reference, f"jaxlaunch-{owner['uid']}")
-        except ApiError as fault:
-            if fault.status < 500 and fault.reason != "Conflict":
+            self._cluster.apply(CONFIGMAPS, patch, f"jaxlaunch-{owner['uid']}")
+        except ApiError as error:
+            if error.status < 500 and error.reason != "Conflict":
                 raise
-        except UnreachableError as fault:
-            if not fault.was_sent:
+        except UnreachableError as error:
+            if not error.was_sent:
                 raise
 
     def check_network_policy(self) -> None:
@@ -175,7 +179,7 @@ def _owner_uids(obj: Obj) -> list[str]:
 
 
 def _check_contents(obj: Obj, manifest: Obj) -> None:
-    """Raise UserError if pods would not get this job's files from the ConfigMap."""
+    """Raise UserError if the object is a ConfigMap that does not have this job's files."""
     difference = _find_difference(obj, manifest) if manifest["kind"] == CONFIGMAPS.kind else None
     if difference is None:
         return
@@ -189,12 +193,12 @@ def _check_contents(obj: Obj, manifest: Obj) -> None:
 
 
 def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
-    """Return the difference as the end of a sentence, or None if pods get exactly these bytes."""
+    """Return how the ConfigMap differs, as a clause, or None if pods get exactly these files."""
 
     def read_files(obj: Obj) -> dict[str, bytes]:
-        data, packed = obj.get("data") or {}, obj.get("binaryData") or {}
+        data, binary_data = obj.get("data") or {}, obj.get("binaryData") or {}
         files = {name: value.encode() for name, value in data.items()}
-        return files | {name: base64.b64decode(value) for name, value in packed.items()}
+        return files | {name: base64.b64decode(value) for name, value in binary_data.items()}
 
     def describe_content(content: bytes) -> str:
         return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
@@ -227,24 +231,26 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
     metadata = obj["metadata"]
     name, namespace = metadata["name"], metadata["namespace"]
     deadline = time.monotonic() + limit_s
-    latest = cluster.get(kind, name, namespace)
-    while latest is not None and latest["metadata"]["uid"] == metadata["uid"]:
+    current = cluster.get(kind, name, namespace)
+    while current is not None and current["metadata"]["uid"] == metadata["uid"]:
         if time.monotonic() > deadline:
             return False
-        since, fields = latest["metadata"]["resourceVersion"], f"metadata.name={name}"
-        watch_s = max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
-        for event, _ in cluster.watch(kind, namespace, fields=fields, since=since, limit_s=watch_s):
+        version, fields = current["metadata"]["resourceVersion"], f"metadata.name={name}"
+        watch_limit_s = max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
+        for event, _ in cluster.watch(
+            kind, namespace, fields=fields, since=version, limit_s=watch_limit_s
+        ):
             if event == "DELETED":
                 break
-        latest = cluster.get(kind, name, namespace)
+        current = cluster.get(kind, name, namespace)
     return True
 
 
 def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
     """Start to delete a job. Return a line for each object that is deleted or kept.
 
-    Its pods receive SIGTERM, save and end first. Kubernetes' garbage collector removes what the
-    JobSet owns.
+    The pods receive SIGTERM, save a checkpoint and end. Then Kubernetes' garbage collector deletes
+    the other objects that only this JobSet owns.
     """
     metadata = jobset["metadata"]
     lines = [f"{JOBSETS.qualified_name(metadata['name'])} deleted"]
@@ -259,17 +265,17 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
         owners = [] if obj is None else _owner_uids(obj)
         if metadata["uid"] in owners:
             other_owner_count = len(owners) - 1
-            result = (
+            outcome = (
                 f"kept: {other_owner_count} more of its jobs are here"
                 if other_owner_count
                 else "deleted"
             )
-            lines.append(f"{kind.qualified_name(name)} {result}")
+            lines.append(f"{kind.qualified_name(name)} {outcome}")
     delete_jobset(cluster, jobset)
     return lines
 
 
 def delete_jobset(cluster: Cluster, jobset: Mapping[str, Any]) -> None:
-    """Start to delete this JobSet, which is gone when all objects that it owns are."""
+    """Start to delete this JobSet. It still exists until the objects that it owns are deleted."""
     name, namespace, uid = (jobset["metadata"][key] for key in ("name", "namespace", "uid"))
     cluster.delete(JOBSETS, name, namespace, uid=uid, propagation="Foreground")

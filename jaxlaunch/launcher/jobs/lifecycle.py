@@ -1,7 +1,8 @@
 """Stopping, resuming and waiting for a job, and recording its progress on its JobSet.
 
-The pods of a stopped job save and end, while its JobSet stays. An annotation on the JobSet holds
-the progress, which is therefore known after the pods are gone.
+When a job is stopped, its pods save a checkpoint and end, and its JobSet stays. The agents report
+the progress in the log of host 0's pod, which disappears with the pod. It is therefore written to
+an annotation on the JobSet.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from jaxlaunch.launcher.kubernetes.objects import (
 from jaxlaunch.launcher.kubernetes.watch import Outage
 from jaxlaunch.records.log_lines import BeatLine, Line, ProgressAnnotation
 
-# Limit for Kueue to create a Workload.
+# Limit for Kueue to create the Workload of a JobSet.
 _WORKLOAD_TIMEOUT_S = 10.0
-# A pod may be deleted between a list and a watch.
+# A watch may miss a deletion, so the pods are listed this often.
 _RELIST_PERIOD_S = 10.0
-# Statuses of a write to a JobSet that no longer exists or was replaced by one of the same name.
+# Statuses of a write to a JobSet that was deleted, or replaced by another of the same name.
 _GONE_STATUSES = (404, 409)
 _MAX_REFUSAL_CHARS = 240
 # The JobSet is read again this often, for changes that its events do not report.
 _WATCH_PERIOD_S = 30.0
 # Pause between two reads while pods end.
 _SETTLE_PAUSE_S = 2.0
-# Number of attempts to read the pods.
+# Attempts to read the pods of a job from a failing server.
 _MAX_READS = 3
-# How the record names each state. In any other state the job is being stopped.
+# Value of `when` in the record of progress, by state. It is "stopped" for all other states.
 _RECORDED_WHEN = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "queued"}
 
 Say = Callable[[str], None]
@@ -56,11 +57,14 @@ Say = Callable[[str], None]
 
 
 class StopResult(NamedTuple):
-    """Result of a stop."""
+    """Result of a stop.
 
-    # True if no pod is left.
+    Attributes:
+        is_over: Whether all pods have ended.
+        pods: Pods in their last known states, trimmed.
+    """
+
     is_over: bool
-    # Each pod in its last known state, trimmed.
     pods: tuple[Obj, ...]
 
 
@@ -70,7 +74,7 @@ def grace_period_s(jobset: Obj) -> float:
 
 
 def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
-    """Return whether the job was stopped, and not only suspended by its queue."""
+    """Return whether the job was stopped. A JobSet is also suspended while it is in a queue."""
     if not is_suspended(jobset):
         return False
     if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
@@ -80,7 +84,7 @@ def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
 
 
 def stop_job(cluster: Cluster, jobset: Obj) -> None:
-    """Stop a job. In a queue this deactivates its Workload: Kueue would resume the JobSet."""
+    """Stop a job: suspend its JobSet or, since Kueue would resume that, deactivate its Workload."""
     _set_active(cluster, jobset, is_active=False)
 
 
@@ -93,7 +97,7 @@ def _set_active(cluster: Cluster, jobset: Obj, *, is_active: bool) -> None:
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     kind, spec = JOBSETS, {"suspend": not is_active}
     if QUEUE_LABEL in jobset["metadata"].get("labels", {}):
-        # Kueue, if it is installed, creates a Workload for a new JobSet.
+        # Kueue may not have created the Workload of a new JobSet yet, or may not be installed.
         deadline = time.monotonic() + _WORKLOAD_TIMEOUT_S
         while (workload := _find_workload(cluster, jobset)) is None and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -109,27 +113,30 @@ def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
 
 
 class StoppingPods:
-    """Pods of a job, created before it is stopped so that no termination message is missed."""
+    """The pods of a job that is about to be stopped, observed until they have ended.
+
+    The object is created before the stop, so that no termination message is missed.
+    """
 
     def __init__(self, cluster: Cluster, jobset: Obj) -> None:
         self._cluster, self._namespace = cluster, jobset["metadata"]["namespace"]
         self._labels = f"{NAME_LABEL}={jobset['metadata']['name']}"
-        self._pods: dict[str, Obj] = {}  # by uid
+        self._pods_by_uid: dict[str, Obj] = {}
         self._running_uids, self._since = self._list_pods()
 
     def wait_until_gone(self, limit_s: float) -> StopResult:
-        """Wait until no pod of the job runs."""
+        """Wait until no pod of the job runs, for at most `limit_s` seconds."""
         deadline = time.monotonic() + limit_s
         while self._running_uids and time.monotonic() < deadline:
             self._watch_pods(max(0.0, min(_RELIST_PERIOD_S, deadline - time.monotonic())))
             self._running_uids, self._since = self._list_pods()
-        return StopResult(not self._running_uids, tuple(self._pods.values()))
+        return StopResult(not self._running_uids, tuple(self._pods_by_uid.values()))
 
     def _list_pods(self) -> tuple[set[str], str]:
         pods, since = self._cluster.list_with_version(
             PODS, self._namespace, self._labels, trim=trim_pod
         )
-        self._pods |= {pod["metadata"]["uid"]: pod for pod in pods}
+        self._pods_by_uid |= {pod["metadata"]["uid"]: pod for pod in pods}
         return _running_pod_uids(pods), since
 
     def _watch_pods(self, limit_s: float) -> None:
@@ -137,9 +144,9 @@ class StoppingPods:
             PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s
         )
         for event, pod in events:
-            # Only the name is known of a pod that was deleted while the watch was interrupted.
+            # A pod that was deleted while the watch was interrupted has no status in its event.
             if "status" in pod:
-                self._pods[pod["metadata"]["uid"]] = trim_pod(pod)
+                self._pods_by_uid[pod["metadata"]["uid"]] = trim_pod(pod)
             if event == "DELETED" or not _running_pod_uids([pod]):
                 self._running_uids.discard(pod["metadata"]["uid"])
             if not self._running_uids:
@@ -159,14 +166,15 @@ def _running_pod_uids(pods: Iterable[Obj]) -> set[str]:
 def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
     """Return the progress that a job's pods report, or None if they report nothing.
 
-    Earlier values of the same attempt fill in for a leader's log that can no longer be read.
+    If the leader's log can no longer be read, values from an earlier record of the same attempt are
+    kept.
 
     Args:
         snapshot: The job.
         when: State of the job, a key of ANNOTATION_MOMENTS.
     """
     report = agent_report.merge_reports(snapshot.records, snapshot.hosts)
-    earlier = snapshot.recorded_progress
+    earlier_record = snapshot.recorded_progress
     attempt_end = report.attempt_end if when in ("stopped", "ended") else report.last_end
     if report.heartbeat is None and attempt_end is None:
         return None
@@ -180,18 +188,23 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
         verdict=None if attempt_end is None else attempt_end.verdict,
         **report.numbers,
     )
-    if earlier is None or earlier.attempt != record.attempt:
+    if earlier_record is None or earlier_record.attempt != record.attempt:
         return record
-    missing = [name for name, value in record.run_numbers().items() if value is None]
-    return dataclasses.replace(record, **{name: getattr(earlier, name) for name in missing})
+    missing_names = [name for name, value in record.run_numbers().items() if value is None]
+    return dataclasses.replace(
+        record, **{name: getattr(earlier_record, name) for name in missing_names}
+    )
 
 
 def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) -> None:
-    """Write the progress as an annotation if it has changed. `say` gets the reason of a failure."""
-    record, earlier = progress_record(snapshot, when), snapshot.recorded_progress
+    """Write the progress to the JobSet if it has changed. A failure is only reported to `say`."""
+    record, earlier_record = progress_record(snapshot, when), snapshot.recorded_progress
     if record is None:
         return
-    if earlier and dataclasses.replace(record, at=earlier.at).to_json() == earlier.to_json():
+    if (
+        earlier_record
+        and dataclasses.replace(record, at=earlier_record.at).to_json() == earlier_record.to_json()
+    ):
         return
     metadata = {"uid": record.uid, "annotations": {ANNOTATION: record.to_json()}}
     try:
@@ -203,7 +216,10 @@ def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) ->
 
 
 class FinalRecords:
-    """Records of the leader while its job stops, because its log disappears with the pod."""
+    """Records of the leader of a job that is being stopped, read in a thread.
+
+    They are read while the job stops, because the leader's log disappears with its pod.
+    """
 
     def __init__(self, cluster: Cluster, snapshot: Snapshot) -> None:
         self._cluster = cluster
@@ -220,8 +236,8 @@ class FinalRecords:
         return tuple(self._records)
 
     def _follow_log(self) -> None:
-        # Records before an error are kept. The pods' termination messages have the verdict in any
-        # case.
+        # After an error, the records read so far are used. The verdict is also in the pods'
+        # termination messages.
         with contextlib.suppress(ClusterError):
             if self._leader is not None:
                 self._records.extend(
@@ -233,7 +249,7 @@ class FinalRecords:
 
 
 def ignore_message(text: str) -> None:
-    """Ignore a message that another part of the program reports."""
+    """Ignore a message. Default for `say`, if something else reports the same."""
 
 
 class WaitTimeoutError(Exception):
@@ -248,27 +264,28 @@ def wait_for_end(
     Args:
         cluster: The cluster.
         jobset: The job's JobSet.
-        limit_s: Limit in seconds, after which a timeout exception of this module is raised.
-        say: Called while the cluster does not answer, which may last for minutes.
+        limit_s: Limit in seconds, or None.
+        say: Called with a message if the cluster does not answer, which may last for minutes.
 
     Raises:
         ClusterError: If the job is deleted or the cluster rejects a request.
+        WaitTimeoutError: If the job has not ended within `limit_s`.
     """
     metadata, outage = jobset["metadata"], Outage(cluster, say)
     deadline = None if limit_s is None else time.monotonic() + limit_s
     with contextlib.suppress(TimeoutError):
         while deadline is None or time.monotonic() < deadline:
-            latest = outage.call_with_retries(
+            latest_jobset = outage.call_with_retries(
                 partial(_wait_for_change, cluster, metadata, jobset, deadline), deadline
             )
-            if not _count_ready(latest) and not terminal_state(latest):
-                # In a namespace that is being deleted pods go before the JobSet.
+            if not _count_ready(latest_jobset) and not terminal_state(latest_jobset):
+                # If the namespace is being deleted, its pods are deleted before the JobSet.
                 read_namespace = partial(
                     collect.read_ending_namespace, cluster, metadata["namespace"]
                 )
                 if outage.call_with_retries(read_namespace, deadline) is not None:
                     raise _namespace_error(metadata)
-            if terminal_state(latest) or is_suspended(latest):
+            if terminal_state(latest_jobset) or is_suspended(latest_jobset):
                 read_job = partial(_read_with_pods, cluster, metadata)
                 job = outage.call_with_retries(read_job, deadline)
                 if isinstance(job, NoSuchJob):
@@ -279,14 +296,14 @@ def wait_for_end(
                 write_progress(cluster, job, _RECORDED_WHEN.get(status.state, "stopped"), say)
                 if status.state in FINAL_STATES:
                     return status
-                # The queue may have evicted the job while its pods still save. Their last reports
-                # are needed.
-                is_leaving = job.is_suspended and any(not host.has_ended for host in job.hosts)
-                if status.state is State.STOPPING or is_leaving:
+                # The pods still save, after a stop or an eviction from the queue. Their last
+                # reports are needed.
+                has_live_pods = job.is_suspended and any(not host.has_ended for host in job.hosts)
+                if status.state is State.STOPPING or has_live_pods:
                     time.sleep(_SETTLE_PAUSE_S)
                     continue
-            jobset = latest
-    # The job continues. Its progress is recorded if it can be read within seconds.
+            jobset = latest_jobset
+    # The time is over, and the job continues. Its progress is recorded if the cluster answers soon.
     cluster.limit_call_time()
     with contextlib.suppress(ClusterError):
         job = collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
@@ -296,7 +313,7 @@ def wait_for_end(
 
 
 def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
-    """Read the job, several times if a failing server does not return its pods."""
+    """Read the job. If its pods cannot be read, repeat that a few times."""
     for _ in range(_MAX_READS - 1):
         job = collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
         if isinstance(job, NoSuchJob) or "pods" not in job.unread_reasons:
@@ -308,35 +325,36 @@ def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
 def _wait_for_change(
     cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None
 ) -> Obj:
-    """Return the JobSet when it has ended, lost pods or was suspended, or a while has passed."""
+    """Return the JobSet once it has ended, was suspended or resumed, or has fewer ready Jobs.
+
+    It is returned unchanged after _WATCH_PERIOD_S, or at the deadline if that is earlier.
+    """
     ready_count = _count_ready(earlier_jobset)
     remaining_s = _WATCH_PERIOD_S if deadline is None else deadline - time.monotonic()
-    fields, limit_s = (
-        f"metadata.name={metadata['name']}",
-        max(0.0, min(_WATCH_PERIOD_S, remaining_s)),
-    )
+    limit_s = max(0.0, min(_WATCH_PERIOD_S, remaining_s))
+    fields = f"metadata.name={metadata['name']}"
     events = cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=limit_s)
     for event, jobset in events:
         if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
             raise deleted_error(cluster, metadata)
-        is_changed = is_suspended(jobset) != is_suspended(earlier_jobset)
-        if terminal_state(jobset) or is_changed or _count_ready(jobset) < ready_count:
+        has_suspension_changed = is_suspended(jobset) != is_suspended(earlier_jobset)
+        if terminal_state(jobset) or has_suspension_changed or _count_ready(jobset) < ready_count:
             return jobset
         ready_count = _count_ready(jobset)
-    latest = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
-    if latest is None or latest["metadata"]["uid"] != metadata["uid"]:
+    latest_jobset = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
+    if latest_jobset is None or latest_jobset["metadata"]["uid"] != metadata["uid"]:
         raise deleted_error(cluster, metadata)
-    return latest
+    return latest_jobset
 
 
 def _count_ready(jobset: Obj) -> int:
-    """Return the number of the JobSet's Jobs whose pods are all ready."""
+    """Return the number of Jobs of the JobSet whose pods are all ready."""
     statuses = jobset.get("status", {}).get("replicatedJobsStatus") or ()
     return sum(int(status.get("ready") or 0) for status in statuses)
 
 
 def deleted_error(cluster: Cluster, metadata: Obj) -> ClusterError:
-    """Return the error that a JobSet was deleted, with its namespace if that is the reason."""
+    """Return the error that a JobSet was deleted, or that its namespace is being deleted."""
     name, namespace = metadata["name"], metadata["namespace"]
     with contextlib.suppress(ApiError):
         if collect.read_ending_namespace(cluster, namespace) is not None:

@@ -1,9 +1,9 @@
-"""Submission of a job: at most four writes, and one JobSet however often it is submitted.
+"""Submission of a job to a cluster. It is idempotent: submitting again creates no second JobSet.
 
-The JobSet is created first, because the other objects refer to its uid as their owner and are
-deleted with it. If the response to a write was lost, a GET decides whether the write has happened.
-The Secret of a gang is never read, so that submitting does not need that permission: a dry run
-shows whether a Secret of its name exists.
+All objects are first sent as dry runs. Then the JobSet is created, and after it the other objects,
+because they refer to its uid as their owner, so that Kubernetes deletes them with it. If the
+response to a write is lost, a GET shows whether the write has happened. The Secret of a gang is
+never read, so that users do not need the permission. A dry run shows whether it exists.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from jaxlaunch.launcher.kubernetes.objects import terminal_state
 
 # Limit for the deletion of a JobSet.
 DELETE_TIMEOUT_S = 300.0
-# Limit for the deletion of a Secret.
+# Limit for the deletion of an earlier gang's Secret, and for the creation of the new one.
 SECRET_TIMEOUT_S = 30.0
-# A shorter wait is not reported.
+# A wait for the deletion of a Secret is reported to the user if it is longer than this.
 _QUIET_WAIT_S = 2.0
-# A longer command is not recorded.
+# The arguments of a submission are not recorded if their JSON is longer.
 _MAX_WORDS_BYTES = 4_000
 
 Obj = dict[str, Any]
 Say = Callable[[str], None]
 
 
-class Submitted(NamedTuple):
-    """The JobSet in the cluster, and what was done."""
+class SubmitResult(NamedTuple):
+    """The JobSet in the cluster, and the effect of the submission."""
 
     jobset: Mapping[str, Any]
     # One of created, replaced, resumed or unchanged.
@@ -57,10 +57,10 @@ class Submitted(NamedTuple):
 def record_words(
     jobset: Obj, job_file: Path, overrides: Sequence[str], defaults_file: Path | None
 ) -> None:
-    """Record on the JobSet how it was submitted, so that `explain` can print the command."""
-    options_words = [] if defaults_file is None else ["--defaults", str(defaults_file)]
+    """Record the arguments of the submission on the JobSet, for the commands in `explain`."""
+    option_words = [] if defaults_file is None else ["--defaults", str(defaults_file)]
     changes = [change for change in overrides if not change.startswith("namespace=")]
-    text = json.dumps([str(job_file), *changes, *options_words])
+    text = json.dumps([str(job_file), *changes, *option_words])
     if len(text) <= _MAX_WORDS_BYTES:
         jobset["metadata"]["annotations"][SUBMITTED_WORDS] = text
 
@@ -76,11 +76,11 @@ class Submission:
         secrets = [manifest for manifest in self._others if manifest["kind"] == SECRETS.kind]
         self._secret = GangSecret(cluster, secrets[0], self._name, say) if secrets else None
         self._dependents = Dependents(cluster, self._others, self._namespace)
-        self._is_sent = False
-        # The server releases the quota of a deleted JobSet a moment later.
-        self._has_removed = False
+        self._was_sent = False
+        # Whether an earlier JobSet was deleted. The server releases its quota a moment later.
+        self._has_deleted_earlier = False
 
-    def submit(self, *, replace: bool = False) -> Submitted:
+    def submit(self, *, replace: bool = False) -> SubmitResult:
         """Create the job, or complete and return the existing one.
 
         Raises:
@@ -91,35 +91,39 @@ class Submission:
         for manifest in self._others:
             if not self._would_create(manifest_kind(manifest), manifest, replace):
                 self._dependents.check_config_map(manifest)
-        jobset, how = self._ensure_jobset(replace)
-        is_new = how in ("created", "replaced")
+        jobset, outcome = self._ensure_jobset(replace)
+        is_new = outcome in ("created", "replaced")
+        has_deleted_earlier = self._has_deleted_earlier
         for manifest in self._others:
             try:
-                removed = self._has_removed
                 if self._secret is not None and manifest is self._secret.manifest:
-                    self._secret.create_owned(jobset, is_new=is_new, has_removed=removed)
+                    self._secret.create_owned(
+                        jobset, is_new=is_new, has_deleted_earlier=has_deleted_earlier
+                    )
                 else:
-                    self._dependents.create_owned(manifest, jobset, has_removed=removed)
-            except ClusterError as fault:
+                    self._dependents.create_owned(
+                        manifest, jobset, has_deleted_earlier=has_deleted_earlier
+                    )
+            except ClusterError as error:
                 # The dry run of the same object succeeded a moment ago.
-                fault.message = f"{fault.message}\n{self.describe_existing()}"
+                error.message = f"{error.message}\n{self.describe_existing()}"
                 raise
-            except UserError as fault:
+            except UserError as error:
                 # Another object has the name, so submitting again would not complete the job.
-                without = f"JobSet {self._name} exists without it; {self._how_to_remove}"
+                consequence = f"JobSet {self._name} exists without it; {self._removal_hint}"
                 if manifest["kind"] in (CONFIGMAPS.kind, SECRETS.kind) and is_new:
-                    without = self._delete_created(jobset)
-                fault.message = f"{fault.message}\n{without}"
+                    consequence = self._delete_created(jobset)
+                error.message = f"{error.message}\n{consequence}"
                 raise
-        return Submitted(jobset, how)
+        return SubmitResult(jobset, outcome)
 
     def _would_create(self, kind: Kind, manifest: Obj, replace: bool) -> bool:
         """Send an object as a dry run. Return False if an object of that name exists.
 
-        All objects are checked first, because the pods of a JobSet would wait forever for a
-        ConfigMap that is rejected afterwards. The server checks the quota before it checks whether
-        the object exists. A quota that is used by the JobSet that `replace` deletes is reported and
-        is not an error.
+        All objects are checked before the JobSet is created, because its pods would wait forever
+        for a ConfigMap that is rejected afterwards. The server checks the quota before it checks
+        whether the object exists, so an exceeded quota does not mean that it does not. The JobSet
+        that `replace` deletes uses quota too, so that an exceeded quota is then only reported.
         """
         try:
             self._cluster.create(kind, manifest, dry_run=True)
@@ -129,9 +133,9 @@ class Submission:
             if not exceeds_quota(error):
                 raise
             jobset = self._get_jobset()
-            # Secrets are not read. The Secret of the same job exists.
             if kind is SECRETS:
-                exists = jobset is not None and self._is_same(jobset)
+                # A Secret is not read. It exists if its job does.
+                exists = jobset is not None and self._has_same_spec(jobset)
             else:
                 name = manifest["metadata"]["name"]
                 exists = self._cluster.get(kind, name, self._namespace) is not None
@@ -139,29 +143,32 @@ class Submission:
                 return False
             if not replace or jobset is None:
                 raise
-            earlier = f"the earlier JobSet {self._name} counts too until it is deleted"
-            self._say(f"{error.message}: {earlier}")
+            note = f"the earlier JobSet {self._name} counts too until it is deleted"
+            self._say(f"{error.message}: {note}")
         return True
 
     def rehearse(self, *, replace: bool = False) -> list[str]:
-        """Return what the server would do with each manifest, as `NAME created`, by dry runs."""
+        """Return what the server would do with each manifest, as `KIND/NAME created`.
+
+        Nothing is written: objects are sent as dry runs.
+        """
         self._dependents.check_network_policy()
         self._find_before_creation()
         lines = []
         for manifest in (self._jobset, *self._others):
-            kind, how = manifest_kind(manifest), "created"
+            kind, outcome = manifest_kind(manifest), "created"
             if not self._would_create(kind, manifest, replace):
-                how = self._rehearse_existing(replace) if kind is JOBSETS else "unchanged"
+                outcome = self._rehearse_existing(replace) if kind is JOBSETS else "unchanged"
                 self._dependents.check_config_map(manifest)
-            lines.append(f"{kind.qualified_name(manifest['metadata']['name'])} {how}")
+            lines.append(f"{kind.qualified_name(manifest['metadata']['name'])} {outcome}")
         return lines
 
     def _rehearse_existing(self, replace: bool) -> str:
-        """Return what would be done with the existing JobSet.
+        """Return what would be done with the existing JobSet: the outcome of a submission.
 
-        A dry run under an existing name fails before the object is checked. An object that could
-        replace the existing one is therefore sent under an unused name of about the same length,
-        since other names contain a JobSet's name.
+        A dry run under an existing name fails before the server checks the object. A JobSet that
+        would replace the existing one is therefore sent under an unused name. The name has about
+        the same length, because the names of Jobs and pods contain it.
         """
         existing = self._get_jobset()
         if existing is None:
@@ -169,47 +176,51 @@ class Submission:
         fresh_name = f"x{uuid.uuid4().hex}"[: max(8, len(self._name))]
         renamed = {**self._jobset, "metadata": {**self._jobset["metadata"], "name": fresh_name}}
         try:
-            must_go = self._must_replace(existing, replace)
+            must_replace = self._must_replace(existing, replace)
         except UserError:
             self._would_create(JOBSETS, renamed, True)
             raise
-        if must_go:
+        if must_replace:
             self._would_create(JOBSETS, renamed, replace)
             return "replaced"
         return "resumed" if lifecycle.is_stopped(self._cluster, existing) else "unchanged"
 
     def describe_existing(self) -> str:
-        """Return a sentence for a user who pressed Ctrl-C and waits, after one short request."""
+        """Return what exists of the job, for a user who pressed Ctrl-C. Requests are kept short."""
         self._cluster.limit_call_time()
         name = f"JobSet {self._name} in namespace {self._namespace}"
         try:
             existing = self._get_jobset()
         except ClusterError:
-            sent = "may exist: its creation had been sent" if self._is_sent else "was not created"
+            creation_note = (
+                "may exist: its creation had been sent" if self._was_sent else "was not created"
+            )
             again = "Submitting again does not create a second one."
-            return f"{name} {sent}, and the server does not answer. {again}"
-        if existing is None and self._is_sent:
-            sent = "but its creation had been sent: `launcher list` shows whether it exists"
-            return f"{name} does not exist now, {sent}. Nothing else was created."
+            return f"{name} {creation_note}, and the server does not answer. {again}"
+        if existing is None and self._was_sent:
+            creation_note = (
+                "but its creation had been sent: `launcher list` shows whether it exists"
+            )
+            return f"{name} does not exist now, {creation_note}. Nothing else was created."
         if existing is None:
             return f"{name} was not created, nor was anything else."
-        if not self._is_same(existing):
+        if not self._has_same_spec(existing):
             return f"nothing was created; {name} was there before."
-        missing = []
+        missing_names = []
         for manifest in self._others:
             kind, other_name = manifest_kind(manifest), manifest["metadata"]["name"]
-            # Secrets are not read.
+            # A Secret is not read.
             if kind is not SECRETS:
                 try:
                     is_there = self._cluster.get(kind, other_name, self._namespace) is not None
                 except ClusterError:
                     is_there = False
-                missing += [] if is_there else [other_name]
-        without = f" without {', '.join(missing)}" if missing else ""
-        return f"{name} exists{without}. Submitting again completes it; {self._how_to_remove}"
+                missing_names += [] if is_there else [other_name]
+        missing_note = f" without {', '.join(missing_names)}" if missing_names else ""
+        return f"{name} exists{missing_note}. Submitting again completes it; {self._removal_hint}"
 
     @property
-    def _how_to_remove(self) -> str:
+    def _removal_hint(self) -> str:
         return f"`launcher delete -n {self._namespace} {self._name}` removes it."
 
     # --- the JobSet -------------------------------------------------------------------------------
@@ -221,20 +232,22 @@ class Submission:
         """Return the JobSet, or None if neither it nor a Secret of its gang exists."""
         if self._secret is None:
             return self._get_jobset()
-        return self._secret.wait_until_free(self._get_jobset, has_removed=self._has_removed)
+        return self._secret.wait_until_free(
+            self._get_jobset, has_deleted_earlier=self._has_deleted_earlier
+        )
 
     def _ensure_jobset(self, replace: bool) -> tuple[Obj, str]:
-        """Create, replace, resume or keep the JobSet. Return it and what was done."""
-        how = "created"
+        """Create, replace, resume or keep the JobSet. Return it and the outcome."""
+        outcome = "created"
         while True:
             jobset = self._find_before_creation()
             if jobset is None:
                 jobset, is_new = self._create_jobset()
                 if is_new:
-                    return jobset, how
+                    return jobset, outcome
             if not self._must_replace(jobset, replace):
                 break
-            how = "replaced"
+            outcome = "replaced"
             self._delete_jobset(jobset)
         if not lifecycle.is_stopped(self._cluster, jobset):
             return jobset, "unchanged"
@@ -242,7 +255,10 @@ class Submission:
         return jobset, "resumed"
 
     def _must_replace(self, existing: Obj, replace: bool) -> bool:
-        """Return whether the existing JobSet must be deleted. Raises UserError if it may not be."""
+        """Return whether the existing JobSet must be deleted first.
+
+        Raises UserError if it must be, and `replace` is False or the JobSet is in use.
+        """
         location = f"JobSet {self._name} in namespace {self._namespace}"
         creator = describe_creator(existing)
         if not is_ours(existing):
@@ -254,7 +270,7 @@ class Submission:
         elif (final_state := terminal_state(existing)) is not None:
             message = f"{location} has already {final_state.lower()}{creator}."
             hint = "--replace runs it again."
-        elif self._is_same(existing):
+        elif self._has_same_spec(existing):
             return False
         elif lifecycle.is_stopped(self._cluster, existing):
             message = f"{location} is stopped and differs from this file{creator}."
@@ -268,60 +284,61 @@ class Submission:
             return True
         raise UserError(message, hint)
 
-    def _is_same(self, existing: Obj) -> bool:
+    def _has_same_spec(self, existing: Obj) -> bool:
         jobsets = existing, self._jobset
-        digests = {item["metadata"].get("annotations", {}).get(SPEC_HASH) for item in jobsets}
+        digests = {jobset["metadata"].get("annotations", {}).get(SPEC_HASH) for jobset in jobsets}
         return is_ours(existing) and len(digests) == 1
 
     def _create_jobset(self) -> tuple[Obj, bool]:
-        """Create the JobSet. Return it, or one that somebody else created, and whether it is ours.
+        """Create the JobSet. Return the JobSet of that name, and whether this call created it.
 
-        If the response was lost, the JobSet is read back.
+        After an error the JobSet is read back, because the response may have been lost. If it is
+        there with the same spec, it counts as created by this call unless it existed before.
         """
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         was_sent = False
         while True:
             try:
-                self._is_sent = True
+                self._was_sent = True
                 return self._cluster.create(JOBSETS, self._jobset), True
             except (ApiError, UnreachableError) as error:
-                fault = error
+                failure = error
             pause_s = RETRY_PAUSE_S
-            if isinstance(fault, ApiError):
-                pause_s = RETRY_PAUSE_S if fault.retry_after_s is None else fault.retry_after_s
-                exists = fault.reason == "AlreadyExists"
+            if isinstance(failure, ApiError):
+                pause_s = RETRY_PAUSE_S if failure.retry_after_s is None else failure.retry_after_s
+                exists = failure.reason == "AlreadyExists"
                 # The server checks the quota before it checks whether the object exists.
-                if exceeds_quota(fault):
+                if exceeds_quota(failure):
                     exists = True
-                    if not self._has_removed and self._get_after_error(fault) is None:
-                        raise _add_hint(fault)
-                elif not exists and fault.status < 500:
-                    raise _add_hint(fault)
+                    if not self._has_deleted_earlier and self._get_after_error(failure) is None:
+                        raise _add_hint(failure)
+                elif not exists and failure.status < 500:
+                    raise _add_hint(failure)
             else:
                 exists = False
-                if not fault.was_sent:
-                    raise fault
-            existing = self._get_after_error(fault)
+                if not failure.was_sent:
+                    raise failure
+            existing = self._get_after_error(failure)
             if existing is not None:
-                return existing, self._is_same(existing) and (was_sent or not exists)
+                return existing, self._has_same_spec(existing) and (was_sent or not exists)
             was_sent = was_sent or not exists
             if time.monotonic() + pause_s > deadline:
-                raise _add_hint(fault)
+                raise _add_hint(failure)
             time.sleep(pause_s)
 
-    def _get_after_error(self, fault: ClusterError) -> Obj | None:
-        """Return the JobSet if it was created despite the error. Raises ClusterError."""
+    def _get_after_error(self, error: ClusterError) -> Obj | None:
+        """Return the JobSet if it exists despite the error. Raises ClusterError if unreachable."""
         try:
             return self._get_jobset()
         except UnreachableError:
-            message = f"{fault.message}\nWhether JobSet {self._name} was created is unknown."
+            message = f"{error.message}\nWhether JobSet {self._name} was created is unknown."
             hint = "submit again: that does not create a second one."
             raise ClusterError(message, hint) from None
 
     def _delete_jobset(self, existing: Obj) -> None:
         """Delete the JobSet, and wait until all objects that it owns are gone."""
         self._say(f"deleting the earlier JobSet {self._name}")
-        self._has_removed = True
+        self._has_deleted_earlier = True
         delete_jobset(self._cluster, existing)
         if not wait_until_gone(self._cluster, JOBSETS, existing, DELETE_TIMEOUT_S):
             message = f"JobSet {self._name} is still being deleted after {DELETE_TIMEOUT_S:.0f} s."
@@ -329,23 +346,23 @@ class Submission:
             raise ClusterError(message, hint)
 
     def _delete_created(self, jobset: Obj) -> str:
-        """Delete the new JobSet, whose pods would use somebody else's object. Return a message."""
+        """Delete a new JobSet whose pods would use somebody else's object. Return a message."""
         try:
             delete_jobset(self._cluster, jobset)
-        except ClusterError as fault:
+        except ClusterError as error:
             exists = f"JobSet {self._name} exists and its pods use that: delete it now."
-            return f"{exists} {fault.message}"
+            return f"{exists} {error.message}"
         return f"JobSet {self._name} was deleted again: its pods would have used that."
 
 
-def _add_hint(fault: ApiError | UnreachableError) -> ClusterError:
+def _add_hint(error: ApiError | UnreachableError) -> ClusterError:
     """Add a hint to an error if the server's own message has none, and return the error."""
-    if "failed calling webhook" in fault.message:
-        fault.hint = "is the controller that serves the webhook running? `launcher doctor` checks."
-    elif "unknown field" in fault.message:
-        old = "the cluster's JobSet is older than 0.10.1"
-        fault.hint = f"{old}, or `pod:` holds a field that it does not know."
-    return fault
+    if "failed calling webhook" in error.message:
+        error.hint = "is the controller that serves the webhook running? `launcher doctor` checks."
+    elif "unknown field" in error.message:
+        problem = "the cluster's JobSet is older than 0.10.1"
+        error.hint = f"{problem}, or `pod:` holds a field that it does not know."
+    return error
 
 
 class GangSecret:
@@ -358,44 +375,56 @@ class GangSecret:
         self._namespace = manifest["metadata"]["namespace"]
 
     def wait_until_free(
-        self, get_jobset: Callable[[], Obj | None], *, has_removed: bool
+        self, get_jobset: Callable[[], Obj | None], *, has_deleted_earlier: bool
     ) -> Obj | None:
         """Return the existing JobSet, or wait until no Secret of this name exists and return None.
 
-        Otherwise pods of the new gang could start with a secret that others know, or with that of
-        the earlier gang, whose Secret is deleted seconds after its JobSet.
+        If a Secret exists without a JobSet, others may know its contents, or it is the Secret of an
+        earlier gang, which Kubernetes deletes seconds after its JobSet. In both cases the pods of a
+        new gang must not start with it.
 
         Args:
             get_jobset: Returns the existing JobSet.
-            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a
-                moment later.
+            has_deleted_earlier: Whether an earlier JobSet was deleted. The server releases its
+                quota a moment later.
 
         Raises:
             UserError: If the Secret is not deleted in time.
         """
-        started_at, has_said = time.monotonic(), False
+        started_at, was_reported = time.monotonic(), False
         while (jobset := get_jobset()) is None:
             try:
                 self._cluster.create(SECRETS, self.manifest, dry_run=True)
                 return None
             except ApiError as error:
-                if error.reason != "AlreadyExists" and not (has_removed and exceeds_quota(error)):
+                if error.reason != "AlreadyExists" and not (
+                    has_deleted_earlier and exceeds_quota(error)
+                ):
                     raise
-                fault = error
+                failure = error
             waited_s = time.monotonic() - started_at
             if waited_s > SECRET_TIMEOUT_S:
-                raise fault if exceeds_quota(fault) else self._existing_secret_error()
-            if waited_s > _QUIET_WAIT_S and not has_said:
-                has_said, orphan = True, f"it is there without JobSet {self._job}"
+                raise failure if exceeds_quota(failure) else self._existing_secret_error()
+            if waited_s > _QUIET_WAIT_S and not was_reported:
+                was_reported, orphan = True, f"it is there without JobSet {self._job}"
                 self._say(f"waiting for Secret {self._name} to go: {orphan}")
             time.sleep(RETRY_PAUSE_S)
         return jobset
 
-    def create_owned(self, jobset: Obj, *, is_new: bool, has_removed: bool) -> None:
+    def create_owned(self, jobset: Obj, *, is_new: bool, has_deleted_earlier: bool) -> None:
         """Create the Secret with the JobSet as its owner.
 
-        An existing Secret belongs to an existing JobSet. So does the used quota, which the server
-        checks first. Raises UserError if somebody else has created the Secret of a new JobSet.
+        If the JobSet is not new, its Secret may exist, and its quota may be used. The server checks
+        the quota first.
+
+        Args:
+            jobset: The JobSet, as the cluster has it.
+            is_new: Whether this submission created the JobSet.
+            has_deleted_earlier: Whether an earlier JobSet was deleted. The server releases its
+                quota a moment later.
+
+        Raises:
+            UserError: If somebody else has created the Secret of a new JobSet.
         """
         owned = add_owner(self.manifest, owner_reference(jobset))
         deadline = time.monotonic() + SECRET_TIMEOUT_S
@@ -405,27 +434,30 @@ class GangSecret:
                 self._cluster.create(SECRETS, owned)
                 return
             except (ApiError, UnreachableError) as error:
-                fault = error
-            exists = isinstance(fault, ApiError) and fault.reason == "AlreadyExists"
+                failure = error
+            exists = isinstance(failure, ApiError) and failure.reason == "AlreadyExists"
             if exists and is_new and not was_sent:
                 raise self._existing_secret_error()
-            if exists or (exceeds_quota(fault) and not is_new):
+            if exists or (exceeds_quota(failure) and not is_new):
                 return
-            is_unreachable = isinstance(fault, UnreachableError)
+            is_unreachable = isinstance(failure, UnreachableError)
+            # The Secret may have been created despite the error.
             is_unknown = (
-                fault.was_sent if isinstance(fault, UnreachableError) else fault.status >= 500
+                failure.was_sent if isinstance(failure, UnreachableError) else failure.status >= 500
             )
-            is_transient = is_unknown or is_unreachable or (exceeds_quota(fault) and has_removed)
+            is_transient = (
+                is_unknown or is_unreachable or (exceeds_quota(failure) and has_deleted_earlier)
+            )
             if not is_transient or time.monotonic() > deadline:
-                raise fault
+                raise failure
             was_sent = was_sent or is_unknown
             time.sleep(RETRY_PAUSE_S)
 
     def _existing_secret_error(self) -> UserError:
         location = f"Secret {self._name} in namespace {self._namespace}"
-        was_there = f"{location} was there before JobSet {self._job}"
+        problem = f"{location} was there before JobSet {self._job}"
         command = f"`kubectl -n {self._namespace} delete secret {self._name}`"
         return UserError(
-            f"{was_there}, so others may know what it holds. It was not changed.",
+            f"{problem}, so others may know what it holds. It was not changed.",
             f"{command}, then submit again.",
         )

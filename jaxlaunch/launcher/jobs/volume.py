@@ -1,10 +1,11 @@
-"""Reading of the run folder of a job whose pods are gone, by a separate pod that lives for seconds.
+"""Reading the run folder on the volume of a job whose pods are gone, with a short-lived pod.
 
-The pod is created by a JobSet, which everybody who submits jobs may create. It has the job's image,
-user and security context, a read-only mount of the volume with the folder, and neither the job's
-network settings nor a token. It does not count as one of the job's pods, and is deleted with the
-job at the latest. Others may write to the volume, and the program (status/read_run.py) runs in the
-job's image, so everything in its answer is validated.
+The reader's pod belongs to a JobSet, because users who may submit jobs may create one. It has the
+job's image, user and security context, and mounts the volume with the folder read-only. It has
+neither the job's network settings nor a token, and does not count as one of the job's pods. Its
+JobSet is deleted after the answer, and is owned by the job's JobSet in case the command is killed
+before. Others may write to the volume, and the program (status/read_run.py) runs in an image of the
+user's, so everything in the answer is validated.
 """
 
 from __future__ import annotations
@@ -46,31 +47,36 @@ from jaxlaunch.records.log_lines import ProgressAnnotation, shorten_verdict
 from jaxlaunch.records.summary import AttemptRecord, Summary
 from jaxlaunch.runs import layout
 
-# Limit for the start of the pod.
+# Limit for the start of the reader's pod.
 START_TIMEOUT_S = 120.0
-# Deadline of the Job.
+# Deadline of the reader's Job.
 _JOB_DEADLINE_S = 300
-# The JobSet is removed this long after its end if the command was killed before it could delete it.
+# The reader's JobSet is deleted this long after its end if the command was killed before.
 _TTL_S = 60
 _WATCH_PERIOD_S = 5.0
-# Enough for 16 MiB of logs.
+# The memory is enough for logs of MAX_LOG_BYTES.
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
-# An image needs only these labels of the job's node selector.
+# Of the job's node selector, an image only depends on these labels.
 _NODE_SELECTOR_KEYS = ("kubernetes.io/arch", "kubernetes.io/os")
-# Annotations of these domains are for the gang alone: Kueue refuses the size of a slice on a JobSet
-# of one pod, and multi-networking would keep the pod from other nodes.
+# Annotations of these domains are left out, as they are about the gang: Kueue rejects a slice size
+# on a JobSet with one pod, and multi-networking would limit the nodes for the pod.
 _GANG_DOMAINS = ("provreq.kueue.x-k8s.io", "networking.gke.io", "devices.gke.io")
 _GANG_ANNOTATION_DOMAINS = (*RESERVED_DOMAINS, *_GANG_DOMAINS)
 _COPIED_FIELDS = ("imagePullSecrets", "serviceAccountName", "tolerations")
-MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes of all logs together
-_MAX_ANSWER_BYTES = 8 * MAX_LOG_BYTES  # bytes of JSON, in which a letter may take six
-# Only the newest attempts are returned.
+# Limit for all logs together.
+MAX_LOG_BYTES = 16 * 1024 * 1024
+# Limit for the answer. In JSON a byte of a log may take six.
+_MAX_ANSWER_BYTES = 8 * MAX_LOG_BYTES
+# Earlier attempts are left out.
 _MAX_ATTEMPTS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class RankText:
-    """Last lines of a rank in all attempts, with `left_out` bytes before them."""
+    """Last lines of the log of a rank, which has all its attempts.
+
+    `left_out` is the number of bytes before them.
+    """
 
     rank: NonNegativeInt
     text: str
@@ -78,15 +84,21 @@ class RankText:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Lines of the text."""
+        """The text, split into lines."""
         return tuple(self.text.splitlines())
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """Files of a run folder. None or empty: there is no such file, or it is another job's."""
+    """Contents of a run folder. A file that is missing or of another job is None or empty.
 
-    recorded: ProgressAnnotation | None
+    Attributes:
+        progress: Progress of the run, from its summary.
+        attempts: Ends of the newest attempts, oldest first.
+        logs: Logs of the requested ranks.
+    """
+
+    progress: ProgressAnnotation | None
     attempts: tuple[AttemptEnd, ...]
     logs: tuple[RankText, ...]
 
@@ -109,8 +121,8 @@ def read_run_folder(
         say: Called with messages for the user.
         explain_wait: Returns why the JobSet of a name does not start.
         ranks: Ranks whose logs are read, or None for all.
-        pattern: Pattern of the lines to read.
-        tail: Number of last lines of each rank.
+        pattern: Regular expression for the lines to read, or None for all.
+        tail: Number of last lines of each rank, or None for all.
 
     Raises:
         UserError: If the job's run folder is not on a volume.
@@ -144,7 +156,7 @@ def read_run_folder(
 
 
 def find_run_folder(jobset: Obj) -> str:
-    """Return the path of the run folder in the pods. Raises UserError if it is on no volume."""
+    """Return the path of the run folder in the pods. Raises UserError if it is not on a volume."""
     environment = hosts.read_environment(jobset)
     if url := environment.get(contract.RUN_URL):
         hint = f"read it with the bucket's own tools: {url}"
@@ -162,7 +174,7 @@ def find_run_folder(jobset: Obj) -> str:
 
 
 def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that reads the run folder. Raises UserError if it is on no volume."""
+    """Return the JobSet of the reader's pod. Raises UserError if the folder is not on a volume."""
     metadata = jobset["metadata"]
     labels = {**MANAGED_LABELS, READER_LABEL: metadata["name"]}
     # The volume's driver may need an annotation, for example one that injects a bucket's sidecar.
@@ -198,9 +210,9 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
 
 def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     folder, spec = find_run_folder(jobset), pod_template(jobset)["spec"]
-    main = hosts.main_container(spec)
+    container_template = hosts.main_container(spec)
     mounts_by_path = {}
-    for mount in main.get("volumeMounts") or ():
+    for mount in container_template.get("volumeMounts") or ():
         path = posixpath.normpath(mount["mountPath"])
         if posixpath.commonpath([path, posixpath.normpath(folder)]) == path:
             mounts_by_path[path] = mount
@@ -209,9 +221,12 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
         hint = "mount a volume there: volumes: in job.yaml."
         raise UserError(f"{subject} is on no volume of its pods.", hint)
     innermost_mount = mounts_by_path[max(mounts_by_path, key=len)]
-    security, pod_security = main.get("securityContext") or {}, spec.get("securityContext") or {}
-    # Reading needs no device and therefore not root. The group of a job that runs as root is the
-    # user of other jobs, and has access to the volume.
+    security, pod_security = (
+        container_template.get("securityContext") or {},
+        spec.get("securityContext") or {},
+    )
+    # A job that runs as root needs root only for devices. The reader runs as the user whose number
+    # is the group of that job: other jobs have it as their user, and it can read the volume.
     group = pod_security.get("runAsGroup")
     if security.get("runAsUser", pod_security.get("runAsUser")) == 0 and group:
         security = RESTRICTED
@@ -219,10 +234,10 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     labels = spec.get("nodeSelector") or {}
     selector = {key: labels[key] for key in _NODE_SELECTOR_KEYS if key in labels}
     argument = json.dumps({"folder": folder, "names": layout.READ_NAMES, **request})
-    program = [main["command"][0], "-I", "-c", inspect.getsource(read_run), argument]
+    program = [container_template["command"][0], "-I", "-c", inspect.getsource(read_run), argument]
     container = {
         "name": MAIN_CONTAINER,
-        "image": main["image"],
+        "image": container_template["image"],
         "command": program,
         "resources": _RESOURCES,
         "securityContext": security,
@@ -246,14 +261,14 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
 def _wait_until_started(
     cluster: Cluster, namespace: str, name: str, explain_wait: Callable[[str], str]
 ) -> str:
-    """Wait until the reader's pod runs or has ended, and return its name."""
+    """Wait until the reader's pod has started, and return its name."""
     deadline, labels = time.monotonic() + START_TIMEOUT_S, f"{NAME_LABEL}={name}"
     while (remaining_s := deadline - time.monotonic()) > 0:
         limit_s = min(remaining_s, _WATCH_PERIOD_S)
         for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=limit_s):
             for status in pod.get("status", {}).get("containerStatuses") or ():
-                state = (status.get("state") or {}).keys()
-                if status["name"] == MAIN_CONTAINER and state & {"running", "terminated"}:
+                state_names = (status.get("state") or {}).keys()
+                if status["name"] == MAIN_CONTAINER and state_names & {"running", "terminated"}:
                     return str(pod["metadata"]["name"])
     problem = f"has not started after {START_TIMEOUT_S:.0f} s"
     raise ClusterError(f"The pod that reads the volume {problem}: {explain_wait(name)}")
@@ -263,7 +278,7 @@ def _wait_until_started(
 
 
 def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
-    """Parse the answer in a pod's log. Raises UserError if it is incomplete."""
+    """Parse the answer in the log of the reader's pod. Raises UserError if it is invalid."""
     answer = _decode_answer(lines)
     texts = answer.get("logs")
     texts = texts if isinstance(texts, list) else []
@@ -276,7 +291,7 @@ def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
 
 
 def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
-    """Return the decoded answer. Other lines, such as an image's greeting, are ignored."""
+    """Decode the answer. Other lines, such as a message of the image's entry point, are ignored."""
     parts, size, digest, other_line = list[str](), 0, None, ""
     for line in lines:
         if line.startswith(read_run.PREFIX):
@@ -317,12 +332,19 @@ def _read_summary(text: Any, uid: str) -> ProgressAnnotation | None:
     progress = summary.of
     if progress is None or progress.uid != uid:
         return None
-    attempt = progress.attempt, progress.generation, summary.verdict
-    return ProgressAnnotation(uid, progress.at, "volume", *attempt, **summary.run_numbers())
+    return ProgressAnnotation(
+        uid=uid,
+        at=progress.at,
+        when="volume",
+        attempt=progress.attempt,
+        generation=progress.generation,
+        verdict=summary.verdict,
+        **summary.run_numbers(),
+    )
 
 
 def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
-    """Yield the attempts of this job in attempts.jsonl, oldest first, without invalid lines."""
+    """Yield the ends of this job's attempts in attempts.jsonl, oldest first. Skip invalid lines."""
     for line in text.splitlines() if isinstance(text, str) else ():
         with contextlib.suppress(ValueError):
             record = codec.read_record(AttemptRecord, codec.parse_record(line))

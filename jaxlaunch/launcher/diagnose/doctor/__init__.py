@@ -1,1 +1,1 @@
-"""Check a cluster for what would keep a job from running."""
+"""`launcher doctor`: checks of a cluster for what would keep a job from running."""

@@ -1,14 +1,16 @@
-"""Named checks of a cluster, a namespace and what a job needs. All creations are dry runs.
+"""Checks of a cluster and a namespace for what would keep a job from running.
 
-Each check reads objects and passes them to a pure function that judges them. Missing permissions
-yield `unknown` and do not stop the other checks. `launcher doctor` runs all checks. Before it
-writes anything, `launcher submit` runs those that show what would keep the job from running.
+A check reads objects from the API server and passes them to a pure function of a neighboring
+module, which judges them. Nothing is written: objects are created only as dry runs. If the user
+may not read an object, the finding is `unknown`, and the other checks continue. `launcher doctor`
+runs all checks. `launcher submit` runs a part of them before it writes anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -33,13 +35,15 @@ from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Right, ma
 from jaxlaunch.launcher.kubernetes.objects import cluster_queue_name, pod_template, trim_node
 from jaxlaunch.launcher.kubernetes.resources import job_requests, pod_requests
 
-# Names of the first two checks.
+# Names of the checks that need no target and are therefore not in CHECKS.
 SERVER, JOB = "server", "job"
+# Sections of docs/troubleshooting.md.
 _SERVER_SECTION = "access-to-the-cluster"
+_VOLUMES_SECTION = "volumes-secrets-and-configmaps"
 
 
 def check_server(cluster: Cluster) -> list[Finding]:
-    """Return the findings about the API server. After a failure nothing else can be checked."""
+    """Return the findings about the API server. If one is a failure, no other check can run."""
 
     def read_server() -> Findings:
         version = cluster.server_version()
@@ -49,13 +53,12 @@ def check_server(cluster: Cluster) -> list[Finding]:
 
 
 def list_job_faults(faults: Sequence[Fault]) -> list[Finding]:
-    """Return a finding for each fault of the job with the cluster defaults."""
-    why = "`launcher submit` refuses the job."
+    """Return a finding for each fault of a job.yaml that is merged with the cluster defaults."""
     return [
         dataclasses.replace(
             user_failure(
                 "{where}: {what}",
-                why,
+                "`launcher submit` refuses the job.",
                 "{hint}",
                 where=fault.location,
                 what=fault.message.rstrip("."),
@@ -68,13 +71,13 @@ def list_job_faults(faults: Sequence[Fault]) -> list[Finding]:
 
 
 def check_target(target: Target) -> Findings:
-    """Yield the findings of every other check, in order."""
+    """Yield the findings of all checks in CHECKS, in that order."""
     for name, check in CHECKS.items():
-        yield from _run_check(name, partial(check.judge, target))
+        yield from _run_check(name, partial(check.run, target))
 
 
 def _run_check(name: str, check: Callable[[], Findings]) -> Findings:
-    """Yield the findings of a check under its name. An error of the cluster is also a finding."""
+    """Yield the findings of a check with its name. A ClusterError becomes a finding too."""
     try:
         yield from (dataclasses.replace(finding, check=name) for finding in check())
     except ClusterError as error:
@@ -87,11 +90,11 @@ def _run_check(name: str, check: Callable[[], Findings]) -> Findings:
                 summary = "{name}: you have no permission to read this"
                 finding = unknown_finding(summary, "{message}", **fields)
             case None:
-                summary, why = "{name}: {message}", "it cannot be checked."
-                finding = admin_failure(summary, why, "{hint}", **fields)
+                summary, reason = "{name}: {message}", "it cannot be checked."
+                finding = admin_failure(summary, reason, "{hint}", **fields)
             case _:
-                summary, fix = "{name}: the API server fails", "ask the cluster administrator."
-                finding = admin_failure(summary, "{message}", fix, **fields)
+                summary, remedy = "{name}: the API server fails", "ask the cluster administrator."
+                finding = admin_failure(summary, "{message}", remedy, **fields)
         yield dataclasses.replace(finding, check=name)
 
 
@@ -103,26 +106,26 @@ def check_submission(
 ) -> list[str]:
     """Return notes for the user about the job on this cluster.
 
-    A missing object stops the submission; what may change while the job waits, such as a stopped
-    queue, is only noted.
+    A missing object stops the submission. A problem that may disappear while the job waits, such
+    as a stopped queue, is only noted.
 
     Args:
         cluster: The cluster.
         manifests: The job's objects, the JobSet first.
         replace: Whether an earlier JobSet may be deleted.
-        watch: Whether the job is waited for, or its logs are followed.
-        force: Whether a job is submitted whose pods the namespace rejects.
+        watch: Whether the command will wait for the job or follow its logs.
+        force: Whether to submit a job even if the namespace rejects its pods.
 
     Raises:
-        UserError: With all that would keep the job from running.
-        ClusterError: The same, if an administrator must fix some of it.
+        UserError: If something would keep the job from running. The message has all problems.
+        ClusterError: The same, if an administrator must fix at least one of them.
     """
     target = Target(cluster, str(manifests[0]["metadata"]["namespace"]), manifests)
-    jobset = controllers.judge_served(JOBSETS, "JobSet", cluster.served_versions(JOBSETS.group))
-    if jobset.level == "fail":
-        raise ClusterError(
-            f"Cluster of context {cluster.context}: {jobset.summary_text}.", jobset.remedy_text
-        )
+    versions = cluster.served_versions(JOBSETS.group)
+    jobset_finding = controllers.judge_served(JOBSETS, "JobSet", versions)
+    if jobset_finding.level == "fail":
+        message = f"Cluster of context {cluster.context}: {jobset_finding.summary_text}."
+        raise ClusterError(message, jobset_finding.remedy_text)
     findings = [
         *check_allocation(target),
         *_check_submission_namespace(target, force=force),
@@ -130,9 +133,11 @@ def check_submission(
         *_check_submission_queue(target),
         *_check_priority(target),
     ]
-    if unrequested := target.unrequested_resources:
+    if missing_resources := target.unrequested_resources:
         is_known = target.defaulted_resources is not None
-        findings.append(nodes.judge_missing_requests(unrequested, are_limit_ranges_known=is_known))
+        findings.append(
+            nodes.judge_missing_requests(missing_resources, are_limit_ranges_known=is_known)
+        )
     errors = [
         (ClusterError if finding.whose == "cluster" else UserError)(
             f"{finding.summary_text[0].upper()}{finding.summary_text[1:]}: {finding.reason_text}",
@@ -144,8 +149,8 @@ def check_submission(
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        is_admins = any(isinstance(error, ClusterError) for error in errors)
-        raise (ClusterError if is_admins else UserError)("\n".join(map(str, errors)))
+        needs_admin = any(isinstance(error, ClusterError) for error in errors)
+        raise (ClusterError if needs_admin else UserError)("\n".join(map(str, errors)))
     notes = [finding for finding in findings if finding.level != "ok"]
     return [f"{finding.summary_text}: {finding.reason_text}" for finding in notes]
 
@@ -153,37 +158,44 @@ def check_submission(
 def _check_submission_namespace(target: Target, *, force: bool) -> Findings:
     # Few users may read namespaces.
     with ignore_forbidden():
-        exists, *security = _check_namespace(target)
-        yield exists
-        for finding in (finding for finding in security if finding.level == "fail"):
-            remedy = finding.remedy + " --force submits it."
-            yield _as_note(finding) if force else dataclasses.replace(finding, remedy=remedy)
+        existence, *pod_security = _check_namespace(target)
+        yield existence
+        for finding in pod_security:
+            if finding.level == "fail":
+                remedy = finding.remedy + " --force submits it."
+                yield _to_warning(finding) if force else dataclasses.replace(finding, remedy=remedy)
 
 
 def _check_submission_rights(target: Target, *, replace: bool, watch: bool) -> Findings:
-    has = _ask_permissions(target, submit_rights(target.manifests, replace=replace, watch=watch))
-    if missing := [str(right) for right, is_granted in has.items() if not is_granted]:
-        summary = "missing RBAC permissions in namespace {namespace}"
-        fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
-        fields = {"namespace": target.namespace, "missing": missing}
-        yield admin_failure(summary, "{missing}.", fix, **fields)
+    rights = submit_rights(target.manifests, replace=replace, watch=watch)
+    permissions = _ask_permissions(target, rights)
+    if missing_rights := [
+        str(right) for right, is_granted in permissions.items() if not is_granted
+    ]:
+        yield admin_failure(
+            "missing RBAC permissions in namespace {namespace}",
+            "{missing}.",
+            f"{namespace.ASK_FOR_ROLE}; `launcher doctor` lists the permissions of all commands.",
+            namespace=target.namespace,
+            missing=missing_rights,
+        )
 
 
 def _check_submission_queue(target: Target) -> Findings:
     if target.queue is None:
         return
-    # In a queue that does not exist, a job would wait forever.
+    # A job in a queue that does not exist would wait forever.
     versions = target.cluster.served_versions(LOCAL_QUEUES.group)
-    kueue = controllers.judge_kueue(versions, target.queue)
-    yield kueue
-    if kueue.level != "fail":
+    kueue_finding = controllers.judge_kueue(versions, target.queue)
+    yield kueue_finding
+    if kueue_finding.level != "fail":
         finding, queue = _judge_local_queue(target, target.queue)
         # A stopped queue may be resumed while the job waits.
         is_stopped = finding.level == "fail" and queue is not None
-        yield _as_note(finding) if is_stopped else finding
+        yield _to_warning(finding) if is_stopped else finding
 
 
-def _as_note(finding: Finding) -> Finding:
+def _to_warning(finding: Finding) -> Finding:
     return dataclasses.replace(finding, level="warn")
 
 
@@ -206,31 +218,31 @@ def _check_clock(target: Target) -> Findings:
 def _check_jobset(target: Target) -> Findings:
     yield controllers.judge_served(JOBSETS, "JobSet", target.cluster.served_versions(JOBSETS.group))
     yield from controllers.judge_crd(target.find_object(kinds.CRDS, JOBSETS.resource))
-    place, config = controllers.JOBSET_DEPLOYMENT, controllers.JOBSET_CONFIG
-    yield from _judge_controller(target, "JobSet", place, config)[0]
+    location, config_map_name = controllers.JOBSET_DEPLOYMENT, controllers.JOBSET_CONFIG
+    yield from _judge_controller(target, "JobSet", location, config_map_name)[0]
 
 
 def _check_kueue(target: Target) -> Findings:
     versions = target.cluster.served_versions(LOCAL_QUEUES.group)
     yield controllers.judge_kueue(versions, target.queue)
     if versions:
-        place, config = controllers.KUEUE_DEPLOYMENT, controllers.KUEUE_CONFIG
-        findings, configs = _judge_controller(target, "Kueue", place, config)
+        location, config_map_name = controllers.KUEUE_DEPLOYMENT, controllers.KUEUE_CONFIG
+        findings, config_files = _judge_controller(target, "Kueue", location, config_map_name)
         yield from findings
-        for text in configs:
+        for text in config_files:
             yield from controllers.judge_kueue_config(text, target.queue)
 
 
 def _check_gang(target: Target) -> Findings:
-    """Check what admits the pods of a job together. A single pod needs nothing."""
+    """Check that the pods of a job are admitted together. A single pod needs nothing."""
     if target.pod_count < 2:
         return
-    served = target.cluster.served_versions
+    served_versions = target.cluster.served_versions
     services = controllers.GangServices(
-        kueue=served(LOCAL_QUEUES.group),
-        native=served(kinds.POD_GROUPS.group),
-        volcano=served(kinds.VOLCANO_GROUPS.group),
-        coscheduling=served(kinds.COSCHEDULING_GROUPS.group),
+        kueue=served_versions(LOCAL_QUEUES.group),
+        native=served_versions(kinds.POD_GROUPS.group),
+        volcano=served_versions(kinds.VOLCANO_GROUPS.group),
+        coscheduling=served_versions(kinds.COSCHEDULING_GROUPS.group),
     )
     crd = None
     if controllers.find_gang_field(target.template) is not None:
@@ -241,14 +253,22 @@ def _check_gang(target: Target) -> Findings:
 
 
 def _judge_controller(
-    target: Target, project: str, place: tuple[str, str], config: str
+    target: Target, project: str, location: tuple[str, str], config_map_name: str
 ) -> tuple[list[Finding], list[str]]:
-    """Return the findings about a controller, and the files of its ConfigMap."""
-    configmap = target.find_object(kinds.CONFIGMAPS, config, place[0]) or {}
-    configs = list(configmap.get("data", {}).values())
-    deployment = target.find_object(kinds.DEPLOYMENTS, place[1], place[0])
-    features = controllers.describe_features(project, deployment, configs)
-    return [controllers.judge_controller(project, deployment, place), *features], configs
+    """Return the findings about a controller, and the files of its ConfigMap.
+
+    Args:
+        target: Target of the checks.
+        project: Name of the project.
+        location: Namespace and name of the controller's Deployment.
+        config_map_name: Name of its ConfigMap.
+    """
+    controller_namespace, deployment_name = location
+    config_map = target.find_object(kinds.CONFIGMAPS, config_map_name, controller_namespace) or {}
+    config_files = list(config_map.get("data", {}).values())
+    deployment = target.find_object(kinds.DEPLOYMENTS, deployment_name, controller_namespace)
+    features = controllers.describe_features(project, deployment, config_files)
+    return [controllers.judge_controller(project, deployment, location), *features], config_files
 
 
 def _check_webhooks(target: Target) -> Findings:
@@ -289,25 +309,25 @@ def _check_namespace(target: Target) -> Findings:
 
 
 def _check_rights(target: Target) -> Findings:
-    own_kinds = (manifest_kind(manifest) for manifest in target.manifests)
-    needed = namespace.command_rights(
-        (*namespace.USUAL_KINDS, *own_kinds), has_queue=target.queue is not None
+    job_kinds = (manifest_kind(manifest) for manifest in target.manifests)
+    rights_by_command = namespace.command_rights(
+        (*namespace.USUAL_KINDS, *job_kinds), has_queue=target.queue is not None
     )
-    has = _ask_permissions(target, (right for rights in needed.values() for right in rights))
-    yield from namespace.judge_rights(has, needed)
+    permissions = _ask_permissions(target, itertools.chain(*rights_by_command.values()))
+    yield from namespace.judge_rights(permissions, rights_by_command)
 
 
 def _ask_permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
-    """Ask the API server for each permission whether the user has it."""
-    ask = partial(target.cluster.is_allowed, namespace=target.namespace)
+    """Return whether the user has each permission, according to the API server."""
+    is_allowed = partial(target.cluster.is_allowed, namespace=target.namespace)
     return {
-        right: ask(right.verb, right.kind, subresource=right.subresource)
+        right: is_allowed(right.verb, right.kind, subresource=right.subresource)
         for right in dict.fromkeys(rights)
     }
 
 
 def check_allocation(target: Target) -> Findings:
-    """Check whether the cluster serves the kinds by which the job claims devices."""
+    """Check that the cluster serves the kinds with which the job claims devices."""
     for kind in dict.fromkeys(manifest_kind(manifest) for manifest in target.manifests[1:]):
         if (project := kinds.OPTIONAL_PROJECTS.get(kind)) is not None:
             yield controllers.judge_served(
@@ -316,30 +336,30 @@ def check_allocation(target: Target) -> Findings:
 
 
 def _check_network(target: Target) -> Findings:
-    # Policies matter neither to a single host nor in the host's network.
+    # Policies apply neither between the hosts of a job with one host nor to the nodes' network.
     if target.pod_count < 2 or target.template["spec"].get("hostNetwork"):
         return
     kind = kinds.NETWORK_POLICIES
     own_policies = [manifest for manifest in target.manifests if manifest["kind"] == kind.kind]
     try:
-        listed = target.cluster.list(kind, target.namespace)
+        policies = target.cluster.list(kind, target.namespace)
     except ApiError as error:
         if error.status != 403:
             raise
         summary = "whether NetworkPolicies let the hosts connect to each other"
-        why = "you have no permission to {right}: {message}"
+        reason = "you have no permission to {right}: {message}"
         fields = {"right": str(Right("list", kind)), "message": error.message}
-        yield unknown_finding(summary, why, **fields)
+        yield unknown_finding(summary, reason, **fields)
         return
-    other_policies = [
-        policy for policy in listed if policy["metadata"]["name"] != target.name or not own_policies
-    ]
+    if own_policies:
+        # A policy with the job's name is its own, from an earlier submission.
+        policies = [policy for policy in policies if policy["metadata"]["name"] != target.name]
     pod_labels = (target.template.get("metadata") or {}).get("labels", {})
     yield from namespace.judge_network(
-        [*other_policies, *own_policies],
+        [*policies, *own_policies],
         {**pod_labels, labels.NAME_LABEL: target.name},
         target.namespace_labels,
-        has_own=bool(own_policies),
+        has_own_policy=bool(own_policies),
     )
 
 
@@ -361,8 +381,8 @@ def _check_queue(target: Target) -> Findings:
     except ApiError as error:
         if error.status != 403:
             raise
-        why = "you have no permission to read ClusterQueues."
-        yield unknown_finding("the quota of ClusterQueue {name} is not known", why, name=name)
+        reason = "you have no permission to read ClusterQueues."
+        yield unknown_finding("the quota of ClusterQueue {name} is not known", reason, name=name)
         return
     requests = job_requests(target.admitted_jobset)
     yield from namespace.judge_cluster_queue(
@@ -377,7 +397,7 @@ def _judge_local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
 
 
 def _check_priority(target: Target) -> Findings:
-    """Check Kueue's priority class, for the place in the queue, and Kubernetes', for the pods."""
+    """Check the WorkloadPriorityClass of the job and the PriorityClass of its pods."""
     names_by_kind = {
         kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(
             labels.PRIORITY_LABEL
@@ -393,8 +413,8 @@ def _check_priority(target: Target) -> Findings:
             if error.status != 403:
                 raise
             summary = "whether {kind} {name} exists is not known"
-            why = "you have no permission to read it."
-            yield unknown_finding(summary, why, kind=kind.kind, name=name)
+            reason = "you have no permission to read it."
+            yield unknown_finding(summary, reason, kind=kind.kind, name=name)
             continue
         class_names = [] if priority_class else target.list_names(kind)
         yield namespace.judge_priority(kind, name, priority_class, class_names)
@@ -404,19 +424,27 @@ def _check_priority(target: Target) -> Findings:
 
 
 def _check_dry_run(target: Target) -> Findings:
-    """Send the JobSet and one of its pods, which the server would admit only after the JobSet."""
-    place = {"namespace": target.namespace}
-    jobset = {**target.jobset, "metadata": {**target.jobset["metadata"], **place}}
-    # The pod is the one that its Job would create, without the labels by which JobSet's webhook
-    # would check it.
-    metadata = target.template.get("metadata") or {}
-    pod_labels = dict(metadata.get("labels") or {})
+    """Send the JobSet and one of its pods as dry runs.
+
+    The server admits pods after it has accepted their JobSet, so the pod is sent separately.
+    """
+    jobset_metadata = {**target.jobset["metadata"], "namespace": target.namespace}
+    jobset = {**target.jobset, "metadata": jobset_metadata}
+    # The pod is sent without the labels by which JobSet's webhook recognizes pods and checks them.
+    template_metadata = target.template.get("metadata") or {}
+    pod_labels = dict(template_metadata.get("labels") or {})
     for label in (labels.NAME_LABEL, labels.JOB_LABEL):
         pod_labels.pop(label, None)
+    pod_metadata = {
+        **template_metadata,
+        "namespace": target.namespace,
+        "name": f"{target.name}-dry-run",
+        "labels": pod_labels,
+    }
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**metadata, **place, "name": f"{target.name}-dry-run", "labels": pod_labels},
+        "metadata": pod_metadata,
         "spec": target.template["spec"],
     }
     for kind, manifest, subject in (
@@ -432,23 +460,23 @@ def _check_dry_run(target: Target) -> Findings:
 
 
 def _check_nodes(target: Target) -> Findings:
-    listed = target.cluster.list(kinds.NODES, trim=trim_node)
-    yield nodes.count_accelerators(listed)
-    if missing := target.unrequested_resources:
+    cluster_nodes = target.cluster.list(kinds.NODES, trim=trim_node)
+    yield nodes.count_accelerators(cluster_nodes)
+    if missing_resources := target.unrequested_resources:
         yield nodes.judge_missing_requests(
-            missing, are_limit_ranges_known=target.defaulted_resources is not None
+            missing_resources, are_limit_ranges_known=target.defaulted_resources is not None
         )
     spec = pod_template(target.admitted_jobset)["spec"]
     if pod_requests(spec):
-        grows = _has_autoscaler(target.cluster)
-        yield nodes.judge_room(listed, spec, target.pod_count, has_autoscaler=grows)
-        yield from nodes.judge_drivers(listed, spec)
+        has_autoscaler = _has_autoscaler(target.cluster)
+        yield nodes.judge_room(cluster_nodes, spec, target.pod_count, has_autoscaler=has_autoscaler)
+        yield from nodes.judge_drivers(cluster_nodes, spec)
     yield from nodes.judge_device_access(spec)
     yield from nodes.judge_nccl(spec)
 
 
 def _has_autoscaler(cluster: Cluster) -> bool:
-    """Return whether an autoscaler may add nodes, also if that may not be read."""
+    """Return whether an autoscaler may add nodes. True if the user may not read its status."""
     if cluster.served_versions("karpenter.sh"):
         return True
     with ignore_forbidden():
@@ -458,19 +486,19 @@ def _has_autoscaler(cluster: Cluster) -> bool:
 
 
 def _check_volumes(target: Target) -> Findings:
-    for name, is_read in namespace.mounted_claims(target.template["spec"]).items():
+    for name, is_read_only in namespace.mounted_claims(target.template["spec"]).items():
         claim = target.cluster.get(kinds.CLAIMS, name, target.namespace)
-        yield namespace.judge_claim(name, claim, hosts=target.pod_count, is_read=is_read)
+        yield namespace.judge_claim(name, claim, hosts=target.pod_count, is_read_only=is_read_only)
     try:
-        needed = target.checkpoints()
+        checkpoints = target.checkpoints()
     except UserError as error:
         # The trainer rejects the configuration.
         summary = "volumes: how large a checkpoint of this job is"
         yield unknown_finding(summary, "{message}", message=error.message)
         return
-    if needed is not None:
-        claim = target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace)
-        yield from namespace.judge_checkpoint_room(needed, claim)
+    if checkpoints is not None:
+        claim = target.cluster.get(kinds.CLAIMS, checkpoints.claim, target.namespace)
+        yield from namespace.judge_checkpoint_room(checkpoints, claim)
 
 
 def _check_secrets(target: Target) -> Findings:
@@ -480,13 +508,10 @@ def _check_secrets(target: Target) -> Findings:
     yield from _check_references(target, kinds.SECRETS)
 
 
-_VOLUMES_SECTION = "volumes-secrets-and-configmaps"
-
-
 def _check_references(target: Target, kind: kinds.Kind) -> Findings:
-    """Check the objects of a kind that pods refer to and that are not among the job's manifests."""
+    """Check the objects of a kind that pods use and that are not among the job's manifests."""
     for reference in namespace.find_references(target.template["spec"], kind):
-        if reference.name not in target.own_names(kind):
+        if reference.name not in target.manifest_names(kind):
             obj = target.cluster.get(kind, reference.name, target.namespace)
             yield namespace.judge_reference(kind.kind, reference, obj)
 
@@ -495,8 +520,8 @@ def _check_service_account(target: Target) -> Findings:
     if name := target.template["spec"].get("serviceAccountName"):
         if target.cluster.get(kinds.SERVICE_ACCOUNTS, name, target.namespace) is None:
             summary = "service account {name} does not exist"
-            why = "the API server rejects pods that name it."
-            yield user_failure(summary, why, "create it, or set another.", name=name)
+            reason = "the API server rejects pods that name it."
+            yield user_failure(summary, reason, "create it, or set another.", name=name)
         else:
             yield ok_finding("service account {name} exists", name=name)
 
@@ -504,7 +529,7 @@ def _check_service_account(target: Target) -> Findings:
 class Check(NamedTuple):
     """A check: its function, and its section of docs/troubleshooting.md, if any."""
 
-    judge: Callable[[Target], Findings]
+    run: Callable[[Target], Findings]
     section: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Checks of the API server, JobSet and Kueue: versions, webhooks and configuration. Pure."""
+"""Findings about the API server, JobSet, Kueue and webhooks. Pure functions."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _NEWEST_FIELD = "spec.failurePolicy.rules[].onJobFailureMessagePatterns"
 JOBSET_CONFIG, KUEUE_CONFIG = "jobset-manager-config", "kueue-manager-config"
 _INTEGRATION = "jobset.x-k8s.io/jobset"
 _INSTALL = f"{ASK_ADMIN} install JobSet 0.10.1 or newer."
-# Features of the newest versions for lost and missing hosts, with their defaults. Read in November
-# 2026 in JobSet 0.12.0 and Kueue 0.15.0, in which JobSets have no minimum number of pods.
+# Feature gates for lost and missing hosts, with their defaults in JobSet 0.12.0 and Kueue 0.15.0
+# (read in November 2026). In these versions a JobSet cannot state a minimum number of pods.
 _FEATURES: Mapping[str, Mapping[str, bool]] = {
     "JobSet": {"RestartJob": False, "ElasticJobSet": False},
     "Kueue": {"PartialAdmission": True, "ElasticJobsViaWorkloadSlices": False},
 }
-_WITHOUT_FEATURES = {
+_FEATURE_NOTES = {
     "JobSet": "launcher needs neither: it replaces lost hosts, and has ranks move, by itself",
     "Kueue": "neither is for JobSets: a job is admitted whole, with its spares",
 }
@@ -52,7 +52,7 @@ _CREATED_RESOURCES: Mapping[str, tuple[str, ...]] = {
     "networking.k8s.io": ("networkpolicies",),
     "kueue.x-k8s.io": ("workloads",),
 }
-# With a larger skew, tokens and certificates count as expired or not yet valid.
+# A server rejects tokens and certificates if the clocks differ by more than this.
 MAX_TOKEN_SKEW_S = 300
 _WEBHOOK_BLOCKS = "the API server rejects what this webhook must admit until it answers."
 
@@ -61,21 +61,27 @@ def judge_server(version: str, server: str, is_ready: bool) -> Finding:
     """Judge the API server by its answer to /readyz."""
     if is_ready:
         return ok_finding("Kubernetes {version} at {server}", version=version, server=server)
-    fix = f"{ASK_ADMIN} check /readyz?verbose."
+    remedy = f"{ASK_ADMIN} check /readyz?verbose."
     summary = "the API server (Kubernetes {version}) is not ready"
-    return admin_failure(summary, "requests may fail.", fix, version=version)
+    return admin_failure(summary, "requests may fail.", remedy, version=version)
 
 
 def judge_clock(sent_at: datetime, server_time: datetime, received_at: datetime) -> Finding:
-    """Compare the server's time with this machine's time before and after the request."""
+    """Judge the skew of the server's clock.
+
+    Args:
+        sent_at: This machine's time before the request.
+        server_time: Time in the server's response.
+        received_at: This machine's time after the response.
+    """
     skew_s = abs(clock_skew_s(sent_at, server_time, received_at))
     if skew_s <= MAX_SKEW_S:
         return ok_finding("this machine's clock and the server's agree")
-    why = "ages of objects and events are wrong."
+    reason = "ages of objects and events are wrong."
     if skew_s > MAX_TOKEN_SKEW_S:
-        why = "tokens and certificates may be rejected."
+        reason = "tokens and certificates may be rejected."
     summary = "this machine's clock and the server's are {skew:.0f} s apart"
-    return warning_finding(summary, why, "set the clock: timedatectl set-ntp true", skew=skew_s)
+    return warning_finding(summary, reason, "set the clock: timedatectl set-ntp true", skew=skew_s)
 
 
 def judge_served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
@@ -85,20 +91,20 @@ def judge_served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
         return ok_finding("{project}: {kind.group} {versions} is served", **fields)
     if versions:
         summary = "{project}: {kind.group} is served as {choices}, not as {kind.version}"
-        why = "the job needs a {kind.kind} of {kind.version}."
-        fix = ASK_ADMIN + " update {project}."
-        return admin_failure(summary, why, fix, **fields, choices=join_choices(versions))
-    summary, why = "{project} is not installed", "the job needs a {kind.kind}."
-    return admin_failure(summary, why, ASK_ADMIN + " install {project}.", **fields)
+        reason = "the job needs a {kind.kind} of {kind.version}."
+        remedy = ASK_ADMIN + " update {project}."
+        return admin_failure(summary, reason, remedy, **fields, choices=join_choices(versions))
+    summary, reason = "{project} is not installed", "the job needs a {kind.kind}."
+    return admin_failure(summary, reason, ASK_ADMIN + " install {project}.", **fields)
 
 
 def _has_field(crd: Obj, field: str) -> bool:
     """Return whether the schema of JobSets has a field, such as `spec.failurePolicy.rules[]`."""
     schemas = {version["name"]: version for version in crd["spec"]["versions"]}
     schema: Any = schemas.get(JOBSETS.version, {}).get("schema", {}).get("openAPIV3Schema", {})
-    for step in field.split("."):
-        schema = (schema.get("properties") or {}).get(step.removesuffix("[]")) or {}
-        schema = schema.get("items", {}) if step.endswith("[]") else schema
+    for name in field.split("."):
+        schema = (schema.get("properties") or {}).get(name.removesuffix("[]")) or {}
+        schema = schema.get("items", {}) if name.endswith("[]") else schema
     return bool(schema)
 
 
@@ -110,32 +116,35 @@ def judge_crd(crd: Obj | None) -> Findings:
         yield ok_finding("JobSet has the failure policy's message patterns (0.10.1)")
     else:
         summary = "JobSet is older than 0.10.1: it has no {field}"
-        why = (
+        reason = (
             "its failure policy cannot tell exit codes apart, so every eviction would count "
             "as a crash."
         )
-        yield admin_failure(summary, why, _INSTALL, field=_NEWEST_FIELD)
+        yield admin_failure(summary, reason, _INSTALL, field=_NEWEST_FIELD)
 
 
-def judge_controller(project: str, deployment: Obj | None, place: tuple[str, str]) -> Finding:
-    """Judge a controller's readiness, and report its image and feature gates."""
-    fields: dict[str, Any] = {"project": project, "namespace": place[0], "name": place[1]}
+def judge_controller(project: str, deployment: Obj | None, location: tuple[str, str]) -> Finding:
+    """Judge whether a controller is available, and report its image and feature gates.
+
+    `location` is the namespace and the name of its Deployment.
+    """
+    fields: dict[str, Any] = {"project": project, "namespace": location[0], "name": location[1]}
     if deployment is None:
         summary = "version and feature gates of {project} are not known"
-        why = (
+        reason = (
             "no Deployment {name} is visible in namespace {namespace}: it has another name, or "
             "RBAC hides it."
         )
-        return unknown_finding(summary, why, **fields)
+        return unknown_finding(summary, reason, **fields)
     image = _first_container(deployment).get("image") or Text("no image")
     gates = _feature_gates(deployment)
     template = "{image}, gates {gates}" if gates else "{image}, default gates"
     fields["version"] = Text(template, image=image, gates=gates)
     if not deployment.get("status", {}).get("availableReplicas"):
         summary = "{project}'s controller is down: {version}"
-        why = "its webhooks reject every job, and it creates no pods."
+        reason = "its webhooks reject every job, and it creates no pods."
         return admin_failure(
-            summary, why, "kubectl -n {namespace} describe deploy {name}", **fields
+            summary, reason, "kubectl -n {namespace} describe deploy {name}", **fields
         )
     return ok_finding("{project}'s controller is up: {version}", **fields)
 
@@ -155,8 +164,8 @@ def describe_features(project: str, deployment: Obj | None, configs: Sequence[st
     if deployment is None:
         return
     gates: dict[str, bool] = {}
-    for word in ",".join(_feature_gates(deployment)).split(","):
-        name, _, value = word.partition("=")
+    for gate in ",".join(_feature_gates(deployment)).split(","):
+        name, _, value = gate.partition("=")
         gates[name] = value.strip().lower() == "true"
     for config in map(_parse_config, configs):
         gates |= config.get("featureGates") or {}
@@ -164,7 +173,7 @@ def describe_features(project: str, deployment: Obj | None, configs: Sequence[st
     for name, default in _FEATURES[project].items():
         is_on = gates.get(name, gates.get("AllAlpha", False) or default)
         states.append(Text("{name} is on" if is_on else "{name} is off", name=name))
-    summary = "{project}'s {states: and }; " + _WITHOUT_FEATURES[project]
+    summary = "{project}'s {states: and }; " + _FEATURE_NOTES[project]
     yield ok_finding(summary, project=project, states=states)
 
 
@@ -186,12 +195,12 @@ def blocking_webhooks(
     webhooks = []
     for hook in (hook for config in configurations for hook in config.get("webhooks") or []):
         selector = hook.get("namespaceSelector") or {}
-        is_here = namespace_labels is None or selector_matches(selector, namespace_labels)
+        selects_namespace = namespace_labels is None or selector_matches(selector, namespace_labels)
         is_required = hook.get("failurePolicy", "Fail") == "Fail"
-        if is_here and is_required and any(map(_covers_jobs, hook.get("rules") or [])):
+        if selects_namespace and is_required and any(map(_covers_jobs, hook.get("rules") or [])):
             service = hook["clientConfig"].get("service")
-            place = None if service is None else (service["namespace"], service["name"])
-            webhooks.append(Webhook(hook["name"], place))
+            service_key = None if service is None else (service["namespace"], service["name"])
+            webhooks.append(Webhook(hook["name"], service_key))
     return webhooks
 
 
@@ -225,16 +234,20 @@ def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
     return all(map(is_met, selector.get("matchExpressions") or []))
 
 
-def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], int]) -> Findings:
-    """Judge webhooks by the number of `ready` endpoints of each service."""
+def judge_webhooks(
+    webhooks: Sequence[Webhook], ready_endpoints: Mapping[tuple[str, str], int]
+) -> Findings:
+    """Judge webhooks by the number of ready endpoints of each service (namespace and name)."""
     summary = "webhook {name}: service {namespace}/{service} has no ready endpoint"
-    fix = "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind."
+    remedy = (
+        "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind."
+    )
     is_down = False
     for name, service in webhooks:
-        if service is not None and not ready.get(service):
+        if service is not None and not ready_endpoints.get(service):
             is_down = True
             fields = {"name": name, "namespace": service[0], "service": service[1]}
-            yield admin_failure(summary, _WEBHOOK_BLOCKS, fix, **fields)
+            yield admin_failure(summary, _WEBHOOK_BLOCKS, remedy, **fields)
     if not is_down:
         summary = "{hooks:webhook} for a job's objects, each with a ready endpoint"
         yield ok_finding(summary, hooks=len(webhooks))
@@ -249,39 +262,39 @@ def count_ready_endpoints(slices: Sequence[Obj]) -> int:
     )
 
 
-def judge_dry_run(error: ApiError | None, subject: str) -> Finding:
-    """Judge the API server's answer to a dry run of a JobSet or a pod."""
-    if error is None or error.reason == "AlreadyExists":
+def judge_dry_run(refusal: ApiError | None, subject: str) -> Finding:
+    """Judge the API server's answer to the dry run of a JobSet or a pod, None if it accepts it."""
+    if refusal is None or refusal.reason == "AlreadyExists":
         summary = "the API server accepts {subject} (dry run: schema, webhooks, admission)"
         return ok_finding(summary, subject=subject)
-    message, fields = error.message, {"subject": subject, "message": error.message}
+    message, fields = refusal.message, {"subject": subject, "message": refusal.message}
     if match := re.search(r'failed calling webhook "([^"]+)"', message):
-        fix = (
+        remedy = (
             f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was "
             "left behind."
         )
-        summary, why = "webhook {webhook} does not answer", _WEBHOOK_BLOCKS + " {message}"
-        return admin_failure(summary, why, fix, webhook=match[1], **fields)
-    if error.status == 403 and "cannot create resource" in message:
+        summary, reason = "webhook {webhook} does not answer", _WEBHOOK_BLOCKS + " {message}"
+        return admin_failure(summary, reason, remedy, webhook=match[1], **fields)
+    if refusal.status == 403 and "cannot create resource" in message:
         summary = "whether the API server accepts {subject} is not known"
         return unknown_finding(summary, "{message}", **fields)
     if "unknown field" in message:
         summary = "the API server does not know a field of {subject}"
         return admin_failure(summary, "{message}", _INSTALL, **fields)
     if "exceeded quota" in message or "failed quota" in message:
-        fix = f"request less, or {ASK_ADMIN} raise the quota."
-        return admin_failure("a ResourceQuota rejects {subject}", "{message}", fix, **fields)
+        remedy = f"request less, or {ASK_ADMIN} raise the quota."
+        return admin_failure("a ResourceQuota rejects {subject}", "{message}", remedy, **fields)
     pattern = r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)"
     if match := re.search(pattern, message):
         summary = "ValidatingAdmissionPolicy {policy} rejects {subject}"
-        fix = "change that, or ask the cluster administrator."
+        remedy = "change that, or ask the cluster administrator."
         fields |= {"policy": match[1], "denial": match[2]}
-        return user_failure(summary, "{denial}", fix, **fields)
+        return user_failure(summary, "{denial}", remedy, **fields)
     if "violates PodSecurity" in message:
-        fix = "see `launcher plan`, or use another namespace."
-        return user_failure("Pod Security rejects {subject}", "{message}", fix, **fields)
-    fix = "change what it names, or ask the cluster administrator."
-    return user_failure("the API server rejects {subject}", "{message}", fix, **fields)
+        remedy = "see `launcher plan`, or use another namespace."
+        return user_failure("Pod Security rejects {subject}", "{message}", remedy, **fields)
+    remedy = "change what it names, or ask the cluster administrator."
+    return user_failure("the API server rejects {subject}", "{message}", remedy, **fields)
 
 
 # --- Kueue ----------------------------------------------------------------------------------------
@@ -298,18 +311,20 @@ def judge_kueue(versions: Sequence[str], queue: str | None) -> Finding:
 
 
 def judge_kueue_config(text: str, queue: str | None) -> Findings:
-    """Judge Kueue's configuration for a job with this queue, or with none."""
+    """Judge Kueue's configuration for a job with this queue, or without a queue."""
     config = _parse_config(text)
     if queue is None and config.get("manageJobsWithoutQueueName"):
         summary = "the job names no queue, and Kueue requires one"
-        why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
-        yield user_failure(summary, why, "set --queue, or queue: in job.yaml.")
+        reason = (
+            "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
+        )
+        yield user_failure(summary, reason, "set --queue, or queue: in job.yaml.")
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:
         summary = "Kueue does not manage JobSets: its integrations are {frameworks}"
-        why = "the queue is ignored, and the job starts at once."
-        fix = f"{ASK_ADMIN} add {_INTEGRATION}."
-        yield admin_failure(summary, why, fix, frameworks=list(frameworks) or Text("none"))
+        reason = "the queue is ignored, and the job starts at once."
+        remedy = f"{ASK_ADMIN} add {_INTEGRATION}."
+        yield admin_failure(summary, reason, remedy, frameworks=list(frameworks) or Text("none"))
     if gates := config.get("featureGates"):
         states = [f"{name}={str(is_on).lower()}" for name, is_on in gates.items()]
         yield ok_finding("Kueue's feature gates: {gates}", gates=states)
@@ -318,7 +333,7 @@ def judge_kueue_config(text: str, queue: str | None) -> Findings:
 # --- gang scheduling ------------------------------------------------------------------------------
 
 _POD_SPEC = "spec.replicatedJobs[].template.spec.template.spec"
-# What a pod has that another scheduler groups: Volcano's annotation, and Coscheduling's label.
+# The schedulers Volcano and Coscheduling find the PodGroup of a pod by these.
 VOLCANO_ANNOTATION = "scheduling.k8s.io/group-name"
 COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
 
@@ -340,7 +355,7 @@ class GangServices(NamedTuple):
 
 
 def find_gang_field(template: Mapping[str, Any]) -> str | None:
-    """Return the field by which pods refer to Kubernetes' own group of pods, or None."""
+    """Return the field of the pod spec that names the pod's Workload or PodGroup, or None."""
     fields = ("workloadRef", "schedulingGroup")
     return next((field for field in fields if field in template["spec"]), None)
 
@@ -352,13 +367,23 @@ def judge_gang(
     crd: Obj | None,
     pods: int,
 ) -> Findings:
-    """Judge what admits the pods of a job together: Kueue, the scheduler, another, or nothing."""
+    """Report what admits the pods of a job together: Kueue, Kubernetes, another scheduler, or none.
+
+    Args:
+        services: API versions for gang scheduling that the cluster serves.
+        queue: LocalQueue of the job, if it has one.
+        template: Pod template of the job.
+        crd: The JobSet CRD, or None if the user may not read it.
+        pods: Number of pods.
+    """
     metadata, field = template.get("metadata") or {}, find_gang_field(template)
     if field is not None and crd is not None and not _has_field(crd, f"{_POD_SPEC}.{field}"):
         summary = "JobSet does not pass on {field}, by which Kubernetes schedules a gang"
-        why = "Kubernetes 1.35 needs JobSet 0.11, and Kubernetes 1.36 needs JobSet 0.12 or newer."
-        fix = f"{ASK_ADMIN} install it, or leave gang_scheduling out of the cluster defaults."
-        yield admin_failure(summary, why, fix, field=field)
+        reason = (
+            "Kubernetes 1.35 needs JobSet 0.11, and Kubernetes 1.36 needs JobSet 0.12 or newer."
+        )
+        remedy = f"{ASK_ADMIN} install it, or leave gang_scheduling out of the cluster defaults."
+        yield admin_failure(summary, reason, remedy, field=field)
     elif field is not None:
         summary = (
             "Kubernetes places all {pods} pods or none (pods' {field}), if its scheduler has the "
@@ -372,17 +397,18 @@ def judge_gang(
     elif COSCHEDULING_LABEL in (metadata.get("labels") or {}):
         yield ok_finding("Coscheduling places the {pods} pods by their PodGroup", pods=pods)
     elif field is None:
-        why = "those that fit take their nodes, and wait there for the others."
+        reason = "those that fit take their nodes, and wait there for the others."
         summary = "nothing admits the {pods} pods together"
-        yield warning_finding(summary, why, "{way}", pods=pods, way=_offer_gang(services))
+        advice = _advise_gang_scheduling(services)
+        yield warning_finding(summary, reason, "{way}", pods=pods, way=advice)
 
 
-def _offer_gang(services: GangServices) -> Text:
-    """Return how this cluster could admit a gang: the first of what it serves."""
+def _advise_gang_scheduling(services: GangServices) -> Text:
+    """Return how to use the best gang scheduler of this cluster, or how to get one."""
     if services.kueue:
         return Text("name a LocalQueue of Kueue: queue: in job.yaml, or in the cluster defaults.")
-    if native := [version for version in GANG_KINDS if version in services.native]:
-        return Text("gang_scheduling: {version} in the cluster defaults.", version=native[-1])
+    if versions := [version for version in GANG_KINDS if version in services.native]:
+        return Text("gang_scheduling: {version} in the cluster defaults.", version=versions[-1])
     if services.volcano:
         return Text(
             "under pod:, schedulerName: volcano and the annotation {key} with a PodGroup of "

@@ -1,7 +1,7 @@
-"""Findings of checks, and the target of the checks.
+"""The result of a check, and the namespace and job that are checked.
 
-A finding says what is wrong, why it matters, how to fix it, and who can. `launcher doctor` shows
-all findings, and `launcher submit` rejects a job if one of them is a failure.
+A finding says what is wrong, why it matters, how to fix it, and who can fix it. `launcher doctor`
+shows all findings. `launcher submit` rejects a job if one of its findings is a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Level = Literal["ok", "warn", "fail", "unknown"]
 Whose = Literal["yours", "cluster"]
 Obj = dict[str, Any]
 
-# Exit codes, the same for all commands.
+# Exit codes of `launcher doctor` if a check fails.
 USER_EXIT_CODE, ADMIN_EXIT_CODE = 2, 3
 # Beginning of a remedy that only an administrator can carry out.
 ASK_ADMIN = "ask the cluster administrator to"
@@ -34,11 +34,11 @@ class Finding:
     """Result of a check: something is correct, is not, or cannot be known.
 
     Attributes:
-        level: Whether it is correct, a warning, a failure or unknown.
-        summary: Template of the finding.
-        reason: Template of why the finding matters.
-        remedy: Template of how to fix it.
-        whose: Who can fix it: the user, or the administrator of the cluster.
+        level: Severity.
+        summary: Template of the sentence that states the finding.
+        reason: Template of the reason why it matters.
+        remedy: Template of the advice.
+        whose: Who can fix it: the user ("yours"), or the administrator ("cluster").
         check: Name of the check.
         fields: Fields of the templates.
     """
@@ -67,7 +67,11 @@ class Finding:
         return self._render_template(self.remedy)
 
     def _render_template(self, template: str) -> str:
-        return Renderer(is_whole=True).render(Text(template, **self.fields)) if template else ""
+        return (
+            Renderer(has_full_messages=True).render(Text(template, **self.fields))
+            if template
+            else ""
+        )
 
     def to_json(self) -> dict[str, str]:
         """Return the texts as JSON. Only a failure has the field `whose`."""
@@ -87,7 +91,7 @@ def ok_finding(summary: str, /, **fields: Any) -> Finding:
 
 
 def warning_finding(summary: str, reason: str, remedy: str, /, **fields: Any) -> Finding:
-    """Return the finding of a problem with which the job may still run."""
+    """Return the finding of a problem that does not keep the job from running."""
     return Finding("warn", summary, reason, remedy, fields=fields)
 
 
@@ -108,8 +112,8 @@ def unknown_finding(summary: str, reason: str, remedy: str = "", /, **fields: An
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 0 without failures, 3 if an administrator must fix one of them, and else 2."""
-    failing = {finding.whose for finding in findings if finding.level == "fail"}
-    return ADMIN_EXIT_CODE if "cluster" in failing else USER_EXIT_CODE if failing else 0
+    owners = {finding.whose for finding in findings if finding.level == "fail"}
+    return ADMIN_EXIT_CODE if "cluster" in owners else USER_EXIT_CODE if owners else 0
 
 
 # --- the target of the checks ---------------------------------------------------------------------
@@ -117,7 +121,13 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Storage of a job's checkpoints on a claim, including the one that is being written."""
+    """Checkpoints of a job on a PersistentVolumeClaim.
+
+    Attributes:
+        claim: Name of the claim.
+        kept_count: Number of complete checkpoints that are kept.
+        bytes: Size of these and of the one that is being written.
+    """
 
     claim: str
     kept_count: int
@@ -126,10 +136,13 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A namespace, and the manifests of the job to run there, the JobSet first.
+    """A job and the namespace in which it is to run.
 
     Attributes:
-        checkpoints: Returns the storage of the checkpoints, or None if they are not on a claim or
+        cluster: The cluster.
+        namespace: Name of the namespace.
+        manifests: Objects of the job, the JobSet first.
+        checkpoints: Returns the checkpoints of the job, or None if they are not on a claim or are
             unknown.
         is_example: Whether the job is a minimal example and not one of the user's.
     """
@@ -184,7 +197,7 @@ class Target:
 
     @property
     def unrequested_resources(self) -> list[str]:
-        """The resources, of cpu and memory, that neither the pods nor LimitRanges request."""
+        """Those of cpu and memory that the pods do not request, and for which no default is set."""
         if self.is_example:
             return []
         requested = set(pod_requests(pod_template(self.admitted_jobset)["spec"]))
@@ -212,7 +225,7 @@ class Target:
         namespace = self.find_object(kinds.NAMESPACES, self.namespace)
         return None if namespace is None else namespace["metadata"].get("labels") or {}
 
-    def own_names(self, kind: Kind) -> set[str]:
+    def manifest_names(self, kind: Kind) -> set[str]:
         """Return the names of the job's own objects of a kind, other than the JobSet."""
         return {
             manifest["metadata"]["name"]

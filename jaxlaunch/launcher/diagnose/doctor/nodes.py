@@ -1,4 +1,4 @@
-"""Checks of the nodes, whether they fit the pods, and of the cluster's DNS. Pure."""
+"""Findings about the nodes and how pods fit them, and about the cluster's DNS. Pure functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from jaxlaunch.launcher.platforms.runtime import (
 )
 from jaxlaunch.launcher.wording import join_choices
 
-# The CUDA version in an image's name or tag. Tags of release images end with their extra.
+# CUDA version in the name or the tag of an image. Tags of jaxlaunch's images end in `cuda12`.
 _CUDA_VERSION = re.compile(r"cuda-?(\d+)")
 _INSPECT_NODE = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox --"
 # Labels with the type of the accelerator, most specific first.
@@ -49,20 +49,24 @@ _TYPE_LABELS = (GKE_TPU, GKE_GPU, GPU_PRODUCT, AMD_PRODUCT, INSTANCE)
 def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, has_autoscaler: bool) -> Finding:
     """Judge whether nodes fit the pods, and have room for all of them at once.
 
-    `has_autoscaler` means that an autoscaler may add nodes.
+    Args:
+        nodes: Nodes of the cluster.
+        spec: Pod spec of the job.
+        pods: Number of pods.
+        has_autoscaler: Whether an autoscaler may add nodes.
     """
-    affine_nodes = [node for node in nodes if _is_in_affinity(spec, node)]
+    affine_nodes = [node for node in nodes if _matches_affinity(spec, node)]
     fit = fit_nodes(spec, affine_nodes)
     if not fit.large:
         summary = "none of {nodes:node} fits a pod of the job: {unmet}"
-        fields = {"nodes": len(nodes), "unmet": _first_unmet(fit, nodes, affine_nodes, spec)}
+        fields = {"nodes": len(nodes), "unmet": _describe_unmet(fit, nodes, affine_nodes, spec)}
         if has_autoscaler:
-            why = "pods stay Pending until the autoscaler adds such nodes."
-            fix = "check that a node pool can provide them."
-            return warning_finding(summary, why, fix, **fields)
-        why = "pods stay Pending, and no autoscaler was found."
-        fix = "check accelerator, node_selector and tolerations, or ask for such nodes."
-        return user_failure(summary, why, fix, **fields)
+            reason = "pods stay Pending until the autoscaler adds such nodes."
+            remedy = "check that a node pool can provide them."
+            return warning_finding(summary, reason, remedy, **fields)
+        reason = "pods stay Pending, and no autoscaler was found."
+        remedy = "check accelerator, node_selector and tolerations, or ask for such nodes."
+        return user_failure(summary, reason, remedy, **fields)
     requests = {name: quantity for name, quantity in pod_requests(spec).items() if quantity}
     room = 0
     for node in (node for node in affine_nodes if fit_nodes(spec, [node]).large):
@@ -75,12 +79,12 @@ def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, has_autoscaler: bo
         summary = "room for the job's {pods:pod} on {nodes:node}, if nothing else ran there"
         return ok_finding(summary, **fields)
     summary = "room for {room} of the job's {pods:pod} on {nodes:node}, even if nothing else ran"
-    why = "a gang starts with all of its hosts or not at all."
-    fix = "use fewer hosts, or ask for more nodes."
-    return (warning_finding if has_autoscaler else user_failure)(summary, why, fix, **fields)
+    reason = "a gang starts with all of its hosts or not at all."
+    remedy = "use fewer hosts, or ask for more nodes."
+    return (warning_finding if has_autoscaler else user_failure)(summary, reason, remedy, **fields)
 
 
-def _first_unmet(
+def _describe_unmet(
     fit: NodeFit, nodes: Sequence[Obj], affine_nodes: Sequence[Obj], spec: Obj
 ) -> Text:
     """Return the first requirement that no node meets."""
@@ -121,8 +125,8 @@ def _affinity_terms(spec: Obj) -> Sequence[Obj]:
     ]
 
 
-def _is_in_affinity(spec: Obj, node: Obj) -> bool:
-    """Return whether a node matches the node affinity's terms with operator In, no others."""
+def _matches_affinity(spec: Obj, node: Obj) -> bool:
+    """Return whether a node matches the required node affinity. Only operator In is checked."""
     labels = node["metadata"].get("labels") or {}
     terms = [term for term in _affinity_terms(spec) if term["operator"] == "In"]
     return all(labels.get(term["key"]) in term["values"] for term in terms)
@@ -131,22 +135,24 @@ def _is_in_affinity(spec: Obj, node: Obj) -> bool:
 def judge_missing_requests(names: Sequence[str], *, are_limit_ranges_known: bool) -> Finding:
     """Judge pods that request no cpu or no memory, such as those of a job without `resources:`.
 
-    `are_limit_ranges_known` means that the LimitRanges of the namespace, which may set defaults,
-    were read.
+    Args:
+        names: Resources that they do not request.
+        are_limit_ranges_known: Whether the LimitRanges of the namespace, which may set defaults,
+            could be read.
     """
     choices = join_choices(names)
     if not are_limit_ranges_known:
-        why = (
+        reason = (
             "the job requests no {names}, and you have no permission to list LimitRanges, which "
             "may set it."
         )
-        return unknown_finding("whether the pods request {names}", why, names=choices)
-    why = (
+        return unknown_finding("whether the pods request {names}", reason, names=choices)
+    reason = (
         "the scheduler counts none for them and may choose nodes that are full, where they are "
         "slow; under memory pressure they are the first to be evicted."
     )
-    fix = "resources: {{cpu: …, memory: …}}, of one host."
-    return warning_finding("the pods request no {names}", why, fix, names=choices)
+    remedy = "resources: {{cpu: …, memory: …}}, of one host."
+    return warning_finding("the pods request no {names}", reason, remedy, names=choices)
 
 
 def count_accelerators(nodes: Sequence[Obj]) -> Finding:
@@ -154,14 +160,16 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
     counts: dict[str, Decimal] = defaultdict(Decimal)
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
-        types = (labels[key] for key in _TYPE_LABELS if key in labels)
-        kind = next(types, "of an unknown type")
+        type_labels = (labels[key] for key in _TYPE_LABELS if key in labels)
+        accelerator_type = next(type_labels, "of an unknown type")
         for name in (node.get("status") or {}).get("allocatable") or {}:
             if name.partition("/")[0] in RESOURCE_DOMAINS and (
                 quantity := allocatable_quantity(node, name)
             ):
-                counts[f"{name} {kind}"] += quantity
-    descriptions = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())]
+                counts[f"{name} {accelerator_type}"] += quantity
+    descriptions = [
+        f"{quantity:f} {accelerator}" for accelerator, quantity in sorted(counts.items())
+    ]
     return ok_finding(
         "{nodes:node} with {listed}",
         nodes=len(nodes),
@@ -170,9 +178,9 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
 
 
 def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
-    """Compare the NVIDIA drivers on nodes that fit with the CUDA version in the image's name.
+    """Compare the NVIDIA drivers of the nodes that fit with the CUDA version in the image's name.
 
-    A driver that is too old is only a warning, because an image may have CUDA's forward
+    A driver that is too old is only a warning, because the image may have CUDA's forward
     compatibility package.
     """
     if not any(
@@ -183,7 +191,7 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
         int(version)
         for node in nodes
         if (version := (node["metadata"].get("labels") or {}).get(DRIVER_LABEL.value))
-        and _is_in_affinity(spec, node)
+        and _matches_affinity(spec, node)
         and fit_nodes(spec, [node]).large
     )
     if not counts:
@@ -221,45 +229,47 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
 
 
 def judge_device_access(spec: Obj) -> Findings:
-    """Report the settings of containerd that a pod's non-root user needs for the devices."""
+    """Report the containerd settings without which the pods' user cannot use the devices."""
     job, security = agent_job(spec), main_container(spec).get("securityContext") or {}
     user = security.get("runAsUser", (spec.get("securityContext") or {}).get("runAsUser"))
     if job is None or security.get("privileged"):
         return
-    added = (security.get("capabilities") or {}).get("add") or []
+    added_capabilities = (security.get("capabilities") or {}).get("add") or []
     fields = {"accelerator": job.accelerator, "user": user, "network": job.pinning}
-    fields |= {"devices": TPU_DEVICES.value, "added": list(added) or ["no capability"]}
+    fields |= {"devices": TPU_DEVICES.value, "added": list(added_capabilities) or ["no capability"]}
     root_fix = "users: {{{accelerator}: root}} in the cluster defaults."
     if job.platform == "tpu" and user == 0:
         summary = "the pods run as root with {added}, so that they can open {devices}"
         yield ok_finding(summary, **fields)
     if job.platform == "tpu" and user != 0:
         summary = "whether user {user} of the pods may open {devices} on the nodes"
-        why = (
+        reason = (
             "device files are root's unless containerd gives them to the pods' user; if that user "
             "may not open them, the job fails at its start with exit code 64."
         )
-        fix = " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
-        fix = _INSPECT_NODE + fix + root_fix
-        yield unknown_finding(summary, why, fix, **fields, setting=DEVICE_OWNERSHIP.value)
-    if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
+        remedy = " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
+        remedy = _INSPECT_NODE + remedy + root_fix
+        yield unknown_finding(summary, reason, remedy, **fields, setting=DEVICE_OWNERSHIP.value)
+    if job.pinning is not None and (
+        user != 0 or PINNING_CAPABILITY.value not in added_capabilities
+    ):
         summary = (
             "how much memory user {user} of the pods may pin on the nodes for network {network}"
         )
-        why = (
+        reason = (
             "it is the limit of their containerd; if it is too small, the job fails at its start "
             "with exit code 64."
         )
-        fix = (
+        remedy = (
             " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
             "{setting} in its unit); or "
         )
-        fix = _INSPECT_NODE + fix + root_fix
-        yield unknown_finding(summary, why, fix, **fields, setting=PINNING_LIMIT.value)
+        remedy = _INSPECT_NODE + remedy + root_fix
+        yield unknown_finding(summary, reason, remedy, **fields, setting=PINNING_LIMIT.value)
 
 
 def judge_nccl(spec: Obj) -> Findings:
-    """Judge whether the program's NCCL version works with the plugins of its network."""
+    """Judge whether the program's NCCL version works with the GPUDirect plugin of its network."""
     job = agent_job(spec)
     env = {
         variable["name"]: variable.get("value") or ""
@@ -286,22 +296,22 @@ def judge_nccl(spec: Obj) -> Findings:
         )
 
 
-def judge_dns(services: Sequence[Obj], ready: int) -> Findings:
+def judge_dns(dns_services: Sequence[Obj], ready_endpoints: int) -> Findings:
     """Judge the cluster's DNS, which hosts need to find host 0."""
-    if not services:
-        why = (
+    if not dns_services:
+        reason = (
             "no Service labelled k8s-app=kube-dns is in namespace kube-system; it may have "
             "another name."
         )
-        yield unknown_finding("whether the cluster's DNS works is not known", why)
-    elif not ready:
-        name = services[0]["metadata"]["name"]
-        why = "no host can resolve host 0, and the rendezvous never ends."
+        yield unknown_finding("whether the cluster's DNS works is not known", reason)
+    elif not ready_endpoints:
+        name = dns_services[0]["metadata"]["name"]
+        reason = "no host can resolve host 0, and the rendezvous never ends."
         summary = "the cluster's DNS {name} has no ready endpoint"
-        yield admin_failure(summary, why, "kubectl -n kube-system get pods", name=name)
+        yield admin_failure(summary, reason, "kubectl -n kube-system get pods", name=name)
     else:
         summary = (
             "the cluster's DNS has {ready:ready endpoint}; whether pods reach it, only a "
             "pod can show"
         )
-        yield ok_finding(summary, ready=ready)
+        yield ok_finding(summary, ready=ready_endpoints)

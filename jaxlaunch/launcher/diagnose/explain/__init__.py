@@ -1,1 +1,1 @@
-"""Name the situation of a job, with the evidence and what to do."""
+"""`launcher explain`: the situation of a job, the evidence for it, and the next step."""

@@ -1,4 +1,8 @@
-"""Causes: Jobs and pods that the API server rejects, after it accepted the JobSet. Pure."""
+"""Causes of missing Jobs and pods: the API server rejects them, or a controller is late. Pure.
+
+The API server accepts a JobSet without a check of its pods. They are rejected later, when the
+JobSet controller creates the Jobs, or the Job controller creates the pods. An event has the reason.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxlaunch.launcher.diagnose.explain.answer import Answer, unread_answer, waiting_answer
-from jaxlaunch.launcher.diagnose.explain.termination import KUBE_CONTROLLERS, terminating_namespace
+from jaxlaunch.launcher.diagnose.explain.termination import (
+    ASK_ABOUT_CONTROLLERS,
+    describe_terminating_namespace,
+)
 from jaxlaunch.launcher.diagnose.text import (
     DOCTOR,
     NextStep,
@@ -27,24 +34,33 @@ from jaxlaunch.launcher.kubernetes.objects import (
     seconds_since,
 )
 
-# The JobSet controller acts within this time on a new JobSet.
-_QUIET_S = 30.0
-# A controller acts within this time on the end of a pod or a Job.
+# A running controller creates the Jobs of a JobSet, or the pods of a Job, within this time.
+_CREATION_DELAY_S = 30.0
+# A running controller reacts to the end of a pod or a Job within this time.
 _CONTROLLER_DELAY_S = 60.0
-# The controller retries at growing intervals. On a busy server the second attempt is a minute
-# later.
+# The JobSet controller retries a rejected Job within this time. Its pauses grow: on a busy server
+# the second attempt comes after a minute.
 _RETRY_DELAY_S = 120.0
 
-_JOBSET_CONTROLLER = advise_change(
+_CHECK_JOBSET_CONTROLLER = advise_change(
     "check that the controller runs: {pods}; `{doctor}` checks it too.",
     doctor=DOCTOR,
     pods=kubectl_command("-n", "jobset-system", "get", "pods", is_namespaced=False),
 )
-_SERVICE = re.compile(r"https://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc\b")
+_CREATION_FAILURES = {
+    "JobCreationFailed": Text("Jobs"),
+    "HeadlessServiceCreationFailed": Text("headless Service"),
+    "PVCCreationFailed": Text("PersistentVolumeClaims"),
+}
+_SERVICE_URL = re.compile(r"https://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc\b")
 
 
 class _Rejection(NamedTuple):
-    """Meaning of an API server message. The pattern's groups are fields of headline and step."""
+    """Meaning of a message of the API server.
+
+    The named groups of the pattern are the fields of the headline and the arguments of the next
+    step, if that is a function.
+    """
 
     pattern: str
     situation: str
@@ -52,8 +68,8 @@ class _Rejection(NamedTuple):
     next_step: NextStep | Callable[..., NextStep] | None = None
 
 
-# The order matters: JobSet's webhook denies followers with the same form of message as any other
-# webhook.
+# The first match counts. "exclusive-placement" must come before "admission", whose pattern matches
+# the message of every webhook.
 _REJECTIONS = (
     _Rejection(
         r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+), used: (?P<used>.+), "
@@ -132,43 +148,38 @@ _WEBHOOK_DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 
 
 def explain_missing_jobs(snapshot: Snapshot) -> Answer | None:
-    """Explain why the JobSet controller has not created the Jobs."""
+    """Explain why the JobSet controller has not created the Jobs, or why a controller is late."""
     if snapshot.jobs:
         return _explain_late_controller(snapshot)
     if snapshot.is_suspended or "jobs" in snapshot.unread_reasons:
         return None
-    event = snapshot.find_event(*_NOT_CREATED, kind="JobSet")
+    event = snapshot.find_event(*_CREATION_FAILURES, kind="JobSet")
     if event is None:
         return _explain_unattended(snapshot)
     age_s = seconds_since(snapshot.created_at, snapshot.now)
-    unseen = f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found'
-    # A webhook may deny a Job before it has seen the new JobSet. The controller retries.
-    if age_s is not None and age_s < _RETRY_DELAY_S and unseen in event["message"]:
+    not_found_message = f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found'
+    # A webhook may deny a Job because it has not seen the new JobSet yet. The controller retries.
+    if age_s is not None and age_s < _RETRY_DELAY_S and not_found_message in event["message"]:
         return None
     rejection = explain_rejection(event["message"])
-    evidence = (*describe_event(event), *terminating_namespace(snapshot.ending_namespace))
-    objects = _NOT_CREATED[event["reason"]]
+    evidence = (*describe_event(event), *describe_terminating_namespace(snapshot.ending_namespace))
+    objects = _CREATION_FAILURES[event["reason"]]
     headline = Text("has no {what}: {why}", what=objects, why=rejection.headline)
     return Answer(rejection.situation, headline, evidence, rejection.next_step)
-
-
-_NOT_CREATED = {
-    "JobCreationFailed": Text("Jobs"),
-    "HeadlessServiceCreationFailed": Text("headless Service"),
-    "PVCCreationFailed": Text("PersistentVolumeClaims"),
-}
 
 
 def _explain_unattended(snapshot: Snapshot) -> Answer | None:
     age_s = seconds_since(snapshot.created_at, snapshot.now)
     # A JobSet also has no Jobs between two generations.
-    if age_s is None or age_s < _QUIET_S or snapshot.pods or snapshot.restarts:
+    if age_s is None or age_s < _CREATION_DELAY_S or snapshot.pods or snapshot.restarts:
         return None
     headline = Text("has no Jobs {age:age} after it was created", age=age_s)
     if "events" in snapshot.unread_reasons:
         return unread_answer(snapshot, "events", headline)
-    if (other := snapshot.jobset["spec"].get("managedBy", JOBSET_CONTROLLER)) != JOBSET_CONTROLLER:
-        headline += Text(": controller {other} (spec.managedBy) has not acted on it", other=other)
+    if (
+        manager := snapshot.jobset["spec"].get("managedBy", JOBSET_CONTROLLER)
+    ) != JOBSET_CONTROLLER:
+        headline += Text(": controller {other} (spec.managedBy) has not acted on it", other=manager)
         step = advise_change(
             "check that it runs; without spec.managedBy the JobSet would be {controller}'s.",
             controller=JOBSET_CONTROLLER,
@@ -176,11 +187,11 @@ def _explain_unattended(snapshot: Snapshot) -> Answer | None:
         return Answer("unattended", headline, next_step=step)
     headline += Text(": the JobSet controller has not acted on it")
     evidence = describe_event(snapshot.newest_warning)
-    return Answer("unattended", headline, evidence, _JOBSET_CONTROLLER)
+    return Answer("unattended", headline, evidence, _CHECK_JOBSET_CONTROLLER)
 
 
 def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
-    """Explain that a controller has not reacted to what another one or a kubelet did."""
+    """Explain that a controller has not reacted to a new Job, or to the end of a pod or a Job."""
     if (
         snapshot.is_suspended
         or "events" in snapshot.unread_reasons
@@ -188,8 +199,8 @@ def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
     ):
         return None
     for describe_delay, step in (
-        (_describe_pod_delay, KUBE_CONTROLLERS),
-        (_describe_job_delay, _JOBSET_CONTROLLER),
+        (_describe_pod_delay, ASK_ABOUT_CONTROLLERS),
+        (_describe_job_delay, _CHECK_JOBSET_CONTROLLER),
     ):
         if (headline := describe_delay(snapshot)) is not None:
             evidence = describe_event(snapshot.newest_warning)
@@ -198,7 +209,7 @@ def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
 
 
 def _describe_pod_delay(snapshot: Snapshot) -> Text | None:
-    """Return the headline if the Job controller ignores a Job without pods or a failed pod."""
+    """Return the headline if the Job controller has not reacted to a new Job or a failed pod."""
     is_suspended = any(job.get("spec", {}).get("suspend") for job in snapshot.jobs)
     event = snapshot.find_event("FailedCreate", kind="Job")
     if not snapshot.pods and not is_suspended and event is None:
@@ -210,25 +221,25 @@ def _describe_pod_delay(snapshot: Snapshot) -> Text | None:
             for job in metadata
         ]
         age_s, name = max(ages, default=(0.0, ""))
-        if age_s >= _QUIET_S:
+        if age_s >= _CREATION_DELAY_S:
             template = (
                 "has no pods {age:age} after its Job {name} was created: the Job controller has "
                 "not acted on it"
             )
             return Text(template, age=age_s, name=name)
     has_noticed = any(
-        is_condition_true(job, kind)
+        is_condition_true(job, condition)
         for job in snapshot.jobs
-        for kind in ("Failed", "FailureTarget", "Complete")
+        for condition in ("Failed", "FailureTarget", "Complete")
     )
-    failed = [
+    failed_hosts = [
         host
         for host in snapshot.hosts
         if host.phase == "Failed" and host.terminated.get("finishedAt")
     ]
-    if has_noticed or not failed or not snapshot.is_ours:
+    if has_noticed or not failed_hosts or not snapshot.is_ours:
         return None
-    host = failed[0]
+    host = failed_hosts[0]
     late_s = seconds_since(host.terminated["finishedAt"], snapshot.now) or 0.0
     if host.generation != snapshot.restarts or late_s < _CONTROLLER_DELAY_S:
         return None
@@ -243,58 +254,69 @@ def _describe_job_delay(snapshot: Snapshot) -> Text | None:
         for job in snapshot.jobs
         if int(job["metadata"].get("labels", {}).get(GENERATION_LABEL, 0)) == snapshot.restarts
     ]
-    failed = [job for job in jobs if is_condition_true(job, "Failed")]
-    if not failed and not (jobs and all(is_condition_true(job, "Complete") for job in jobs)):
+    failed_jobs = [job for job in jobs if is_condition_true(job, "Failed")]
+    if not failed_jobs and not (jobs and all(is_condition_true(job, "Complete") for job in jobs)):
         return None
-    kind = "Failed" if failed else "Complete"
-    ends = [find_condition(job, kind).get("lastTransitionTime") for job in failed or jobs]
+    condition = "Failed" if failed_jobs else "Complete"
+    ends = [find_condition(job, condition).get("lastTransitionTime") for job in failed_jobs or jobs]
     late_s = min((seconds_since(end, snapshot.now) or 0.0 for end in ends), default=0.0)
     if late_s < _CONTROLLER_DELAY_S:
         return None
     template = (
         "waits: its Jobs {verb} {late:age} ago, and the JobSet controller has not acted on that"
     )
-    return Text(template, verb=Text("failed" if failed else "completed"), late=late_s)
+    return Text(template, verb=Text("failed" if failed_jobs else "completed"), late=late_s)
 
 
 def explain_missing_pods(snapshot: Snapshot) -> Answer | None:
     """Explain pods that the Job controller cannot create."""
-    hosts = [host for host in snapshot.hosts if not host.is_leaving]
+    present_hosts = [host for host in snapshot.hosts if not host.is_leaving]
     event = snapshot.find_event("FailedCreate", kind="Job")
-    missing = snapshot.expected_hosts - len(hosts)
+    missing_count = snapshot.expected_hosts - len(present_hosts)
     has_jobs = bool(snapshot.jobs) or "jobs" in snapshot.unread_reasons
-    if event is None or snapshot.is_suspended or not has_jobs or missing <= 0:
+    if event is None or snapshot.is_suspended or not has_jobs or missing_count <= 0:
         return None
-    # The event may be about the Jobs before a restart.
-    starts = [job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs]
-    if any(host.has_ended for host in hosts) and all(event["last"] < start for start in starts):
+    # An event that is older than all Jobs is about those before a restart.
+    job_starts = [job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs]
+    if any(host.has_ended for host in present_hosts) and all(
+        event["last"] < start for start in job_starts
+    ):
         return None
     rejection = explain_rejection(event["message"])
-    # The reason why the leader has no node is a better answer.
-    if rejection.situation == "exclusive-placement" and any(host.unscheduled for host in hosts):
+    # The cause in scheduling.py, why the leader pod has no node, is a better answer.
+    if rejection.situation == "exclusive-placement" and any(
+        host.unscheduled for host in present_hosts
+    ):
         return None
     template = "{missing} of {pods:pod} are rejected: {why}"
     if snapshot.expected_hosts == 1:
         template = "its pod is rejected: {why}"
-    pods, why = snapshot.expected_hosts, rejection.headline
-    headline = Text(template, missing=missing, pods=pods, why=why)
-    evidence = (*describe_event(event), *terminating_namespace(snapshot.ending_namespace))
+    pods, reason = snapshot.expected_hosts, rejection.headline
+    headline = Text(template, missing=missing_count, pods=pods, why=reason)
+    evidence = (*describe_event(event), *describe_terminating_namespace(snapshot.ending_namespace))
     return waiting_answer(rejection.situation, headline, evidence, rejection.next_step)
 
 
 def explain_rejection(message: str) -> Answer:
-    """Return why the API server rejected an object. The headline is only the reason."""
+    """Explain a message with which the API server rejected an object.
+
+    The headline of the answer is only the reason, and has to be completed.
+    """
     if match := _WEBHOOK_DOWN.search(message):
         error = message[match.end() :].strip(": ")
         fields = {"webhook": match["webhook"], "why": error.rpartition(": ")[2] or error}
         template = "webhook {webhook} does not answer: {why}"
-        if service := _SERVICE.search(error):
+        if service := _SERVICE_URL.search(error):
             template = "webhook {webhook} ({service} in {namespace}) does not answer: {why}"
             fields |= service.groupdict()
         return Answer("webhook-down", Text(template, **fields))
-    for rule in _REJECTIONS:
-        if match := re.search(rule.pattern, message):
+    for rejection in _REJECTIONS:
+        if match := re.search(rejection.pattern, message):
             fields = match.groupdict()
-            step = rule.next_step(**fields) if callable(rule.next_step) else rule.next_step
-            return Answer(rule.situation, Text(rule.headline, **fields), next_step=step)
+            step = (
+                rejection.next_step(**fields)
+                if callable(rejection.next_step)
+                else rejection.next_step
+            )
+            return Answer(rejection.situation, Text(rejection.headline, **fields), next_step=step)
     return Answer("refused", quote_message(message))

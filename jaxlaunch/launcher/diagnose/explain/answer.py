@@ -1,6 +1,7 @@
-"""Answers about a job, and the answers about objects that could not be read. Pure.
+"""The answer of `explain`, and what several causes need for it. Pure functions.
 
-An object that could not be read is unknown, and is never treated as absent.
+An object that could not be read may exist, so an answer never treats it as absent. Its headline
+says instead what is not known and why.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ class Answer:
 
     Attributes:
         situation: Key of SITUATIONS in situations.py.
-        headline: Text that follows the name of the job.
-        evidence: Lines that prove it.
-        next_step: What to do, or None for what the row of the situation says, if anything.
-        clause: The headline as a clause about the hosts that wait, or None where it is one itself.
+        headline: Predicate of a sentence whose subject is the job, such as "waits: …".
+        evidence: Lines that support the headline.
+        next_step: What to do, or None for the next step of the situation.
+        clause: The headline as a clause that fits after "waits for host 1 to come back: ", or None
+            if the headline itself fits.
     """
 
     situation: str
@@ -49,7 +51,7 @@ class Answer:
     next_step: NextStep | None = None
     clause: Text | None = None
 
-    def append_headline(self, end: Text) -> Answer:
+    def append_to_headline(self, end: Text) -> Answer:
         """Return the answer with `end` at the end of its headline."""
         clause = None if self.clause is None else self.clause + end
         return dataclasses.replace(self, headline=self.headline + end, clause=clause)
@@ -62,7 +64,7 @@ def waiting_answer(
     return Answer(situation, Text("waits: {reason}", reason=reason), evidence, next_step, reason)
 
 
-# Returns None if the cause does not apply to the job.
+# A cause returns None if it does not apply to the job.
 Cause = Callable[[Snapshot], Answer | None]
 
 
@@ -86,24 +88,24 @@ def is_liveness_failure(event: Obj) -> bool:
 
 
 def find_end_log(snapshot: Snapshot) -> Command | None:
-    """Return the command that shows the log of the last attempt that ended, or None without one.
+    """Return the command that shows how the last attempt ended, or None if its log is lost.
 
-    The log of the newest pods has all their attempts. Host 0's log begins with the last lines of
-    earlier pods, if these kept them on storage.
+    The log of the newest pods has all attempts in these pods. Host 0's log also begins with the
+    last lines of the pods before.
     """
-    last, name = snapshot.report.last_end, JOB_NAME
-    started = [host for host in snapshot.hosts if host.has_started]
-    if started and (last is None or last.generation >= started[0].generation):
-        return launcher_command("logs", name)
-    if last is not None and any(host.number == 0 for host in started):
-        return launcher_command("logs", name, "--previous")
+    last_end = snapshot.report.last_end
+    started_hosts = [host for host in snapshot.hosts if host.has_started]
+    if started_hosts and (last_end is None or last_end.generation >= started_hosts[0].generation):
+        return launcher_command("logs", JOB_NAME)
+    if last_end is not None and any(host.number == 0 for host in started_hosts):
+        return launcher_command("logs", JOB_NAME, "--previous")
     if hosts.has_run_volume(snapshot.jobset):
-        return launcher_command("logs", name, "--from-volume")
+        return launcher_command("logs", JOB_NAME, "--from-volume")
     return None
 
 
 def advise_reading_logs(snapshot: Snapshot) -> NextStep:
-    """Return the advice to look at the end of the last attempt, or to wait without a log."""
+    """Return the advice to read the log of the last attempt, or to wait if the log is lost."""
     if (command := find_end_log(snapshot)) is None:
         return advise_wait("wait: no log is left of the pods that ended.")
     return advise_run("{logs} shows how it ended.", logs=command)
@@ -113,7 +115,7 @@ def advise_reading_logs(snapshot: Snapshot) -> NextStep:
 
 
 def explain_unread_pods(snapshot: Snapshot) -> Answer | None:
-    """Explain that the pods, which show the progress of the job, could not be read."""
+    """Explain that the state of the job is unknown, because its pods could not be read."""
     if (reason := snapshot.unread_reasons.get("pods")) is None:
         return None
     reasons = ("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
@@ -122,12 +124,12 @@ def explain_unread_pods(snapshot: Snapshot) -> Answer | None:
 
 
 def unread_answer(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
-    """Return an answer whose headline adds that the objects of `kind` could not be read, if so."""
-    return Answer("unread", headline + unknown_reason(snapshot, kind))
+    """Return an answer with this headline, and why objects of `kind` could not be read."""
+    return Answer("unread", headline + describe_unread_kinds(snapshot, kind))
 
 
-def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
-    """Return the end of a headline if one of these kinds could not be read, else no text."""
+def describe_unread_kinds(snapshot: Snapshot, *kinds: str) -> Text:
+    """Return the end of a headline if objects of one of these kinds are unread, else no text."""
     for kind in kinds:
         if (reason := snapshot.unread_reasons.get(kind)) is not None:
             return Text("; why is unknown: {why}", why=reason)

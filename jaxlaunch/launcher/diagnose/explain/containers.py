@@ -1,22 +1,22 @@
-"""Causes: containers that do not start, that fail or that do not end. Pure.
+"""Causes in the containers of pods: they do not start, fail or do not end. Pure functions.
 
-A Job never fails because of an image that cannot be pulled, and would wait forever. A Job counts a
-pod as finished when all its containers have ended, and as failed when one of them has. Init
-containers with restartPolicy Always (native sidecars) are not counted, and end with the program.
+A Job with an image that cannot be pulled never fails, and would wait forever. A pod finishes when
+all its containers have ended, and fails if one of them has failed. Init containers with
+restartPolicy Always (native sidecars) are exceptions: Kubernetes ends them with the program.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain.answer import (
     Answer,
     Evidence,
+    describe_unread_kinds,
     first_answer,
-    unknown_reason,
     waiting_answer,
 )
 from jaxlaunch.launcher.diagnose.text import (
@@ -57,8 +57,8 @@ _PULL_FAILURES = (
 )
 _PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
 
-# Messages of registries and container runtimes, their meaning, and what to do. The first match
-# counts.
+# Patterns of messages of registries and container runtimes, their meaning, and the next step. The
+# first match counts.
 _PULL_ERRORS = (
     (
         r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",
@@ -117,7 +117,8 @@ def explain_image_pull(snapshot: Snapshot) -> Answer | None:
     ]
     if not waiting_hosts:
         return None
-    host, state = waiting_hosts[0], {"message": "", **waiting_hosts[0].waiting}
+    host = waiting_hosts[0]
+    state = {"message": "", **host.waiting}
     event = snapshot.find_event(
         "Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting_hosts
     )
@@ -127,10 +128,8 @@ def explain_image_pull(snapshot: Snapshot) -> Answer | None:
     meaning, step = _missing_pull_secret(snapshot, waiting_hosts) or _pull_error(
         state["reason"], message
     )
-    template, group = (
-        "{hosts} cannot pull image {image}: {meaning}",
-        host_group(waiting_hosts, snapshot),
-    )
+    group = host_group(waiting_hosts, snapshot)
+    template = "{hosts} cannot pull image {image}: {meaning}"
     headline = Text(template, hosts=group, image=host.image, meaning=meaning)
     evidence = (*_pod_evidence(host, state), *describe_event(event))
     return waiting_answer("image", headline, evidence, step)
@@ -139,7 +138,7 @@ def explain_image_pull(snapshot: Snapshot) -> Answer | None:
 def _missing_pull_secret(
     snapshot: Snapshot, waiting_hosts: Sequence[Host]
 ) -> tuple[Text, NextStep] | None:
-    """Explain a missing image pull secret, without which the kubelet sends no credentials."""
+    """Return the meaning and the next step if an image pull secret is missing."""
     event = snapshot.find_event(
         "FailedToRetrieveImagePullSecret", kind="Pod", on_hosts=waiting_hosts
     )
@@ -153,6 +152,7 @@ def _missing_pull_secret(
 
 
 def _pull_error(reason: str, message: str) -> tuple[Text, NextStep]:
+    """Return the meaning and the next step of an image that cannot be pulled."""
     if reason in _PULL_REASONS:
         meaning, step = _PULL_REASONS[reason]
         return Text(meaning), step
@@ -173,13 +173,13 @@ _CONFIG_REASONS = (
 _START_REASONS = ("StartError", "ContainerCannotRun")
 _SANDBOX_EVENTS = ("FailedCreatePodSandBox", "FailedPodSandBoxStatus", "NetworkNotReady")
 _MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-# A temporary error: the kubelet retries with success.
+# A temporary error: the next attempt of the kubelet succeeds.
 _SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")
-# A longer creation of a container is reported with its duration.
+# If a container takes longer to be created, the headline has the duration.
 _SLOW_START_S = 20.0
 
 _MISSING_OBJECT = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
-# Name of the ConfigMap with the code, as in launcher/manifests/code.
+# Name of the ConfigMap with the code of the job, from launcher/manifests/code.
 _BUNDLE_NAME = re.compile(r"jaxlaunch-[0-9a-f]{12}")
 _MISSING_KEY = re.compile(
     r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)"
@@ -193,7 +193,7 @@ _MISSING_AGENT = re.compile(r"No module named '?jaxlaunch\b")
 _COMMAND_ERROR = re.compile(
     r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I
 )
-# runc and the process that it starts need 6 to 12 MiB of the container's limit.
+# With a lower limit a container may not start: runc and its first process need 6 to 12 MiB of it.
 _MIN_MEMORY = parse_quantity("16Mi")
 _EXEC_ERROR = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
@@ -220,7 +220,7 @@ def explain_never_ran(snapshot: Snapshot) -> Answer | None:
 
 
 def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
-    """Return the reason and the message of a container's state."""
+    """Return the line of evidence about a container's state."""
     template = "Pod {pod}: {reason}: {message}"
     if "exitCode" in state:
         template = "Pod {pod}: {reason} (exit {exitCode}): {message}"
@@ -228,7 +228,7 @@ def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
 
 
 def _explain_config_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
-    """Explain a wrong Secret, ConfigMap or user. The kubelet keeps retrying."""
+    """Explain a missing Secret or ConfigMap, or a wrong user. The kubelet keeps retrying."""
     waiting_hosts = [
         host for host in present_hosts if host.waiting.get("reason") in _CONFIG_REASONS
     ]
@@ -243,7 +243,7 @@ def _explain_config_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answ
         step = advise_change("set a numeric USER in the image, or user: in the cluster defaults.")
         return waiting_answer("runs-as-root", _cannot_start(group, reason), evidence, step)
     if match := _EXEC_ERROR.search(message):
-        return _bad_command(match["command"], match["what"], group, evidence)
+        return _command_answer(match["command"], match["what"], group, evidence)
     reason = quote_message(message if message.strip() else host.waiting["reason"])
     template = "fix what the kubelet's message names; `{render}` shows the pod."
     step = advise_change(template, render=RENDER)
@@ -257,7 +257,7 @@ def _cannot_start(group: HostGroup, reason: Text) -> Text:
 def _explain_reference(
     snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
 ) -> Answer | None:
-    """Explain a missing Secret or ConfigMap, or a missing key."""
+    """Explain a kubelet's message about a missing Secret or ConfigMap, or a missing key of one."""
     if match := _MISSING_KEY.search(message):
         kind, name = match["kind"], match["name"]
         reason = Text("{kind} {name} has no key {key}", **match.groupdict())
@@ -288,13 +288,13 @@ _KINDS = {"secret": "Secret", "configmap": "ConfigMap", "config": "ConfigMap"}
 def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
     """Return what to do about a missing Secret or ConfigMap."""
     if name == f"{snapshot.jobset['metadata']['name']}-gang":
-        # The running hosts have the certificates of the old Secret.
+        # A new Secret would not match the certificates of the hosts that already run.
         return advise_resubmit(
             "`{again}` creates one for all hosts, which accept only the one they started with",
             again=SUBMIT_AGAIN,
         )
     if kind == "ConfigMap" and _BUNDLE_NAME.fullmatch(name):
-        # Its name is a digest of its contents, so no other ConfigMap would do.
+        # Its name is a digest of its contents, so the user cannot create another one.
         return advise_change(
             "`{submit}` creates it: it holds the code and the agent that the job brings.",
             submit=SUBMIT,
@@ -305,7 +305,10 @@ def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
 
 
 def _mounted_object(snapshot: Snapshot, message: str, kind: str) -> str | None:
-    """Return the Secret or ConfigMap of the volume in a message. A projected one has several."""
+    """Return the name of the Secret or ConfigMap in the volume that a message names.
+
+    A projected volume may have several, so the result for it is None.
+    """
     match = _VOLUME_NAME.search(message)
     source, key = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
     for volume in pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ():
@@ -315,7 +318,7 @@ def _mounted_object(snapshot: Snapshot, message: str, kind: str) -> str | None:
     return None
 
 
-def _bad_command(command: str, problem: str, group: HostGroup, evidence: Evidence) -> Answer:
+def _command_answer(command: str, problem: str, group: HostGroup, evidence: Evidence) -> Answer:
     template = "cannot start on {hosts}: command {command}: {what}"
     step = advise_change(
         "check that the image has the command; one without jaxlaunch needs agent: inject, and "
@@ -326,7 +329,7 @@ def _bad_command(command: str, problem: str, group: HostGroup, evidence: Evidenc
 
 
 def _explain_start_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
-    """Explain a command that could not be started, which ends the pod (restartPolicy Never)."""
+    """Explain a command that could not be started. The pod has failed (restartPolicy Never)."""
     failed_hosts = [
         host for host in present_hosts if host.terminated.get("reason") in _START_REASONS
     ]
@@ -335,12 +338,12 @@ def _explain_start_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answe
     host, group = failed_hosts[0], host_group(failed_hosts, snapshot)
     message, evidence = host.terminated.get("message", ""), _pod_evidence(host, host.terminated)
     if match := _EXEC_ERROR.search(message):
-        return _bad_command(match["command"], match["what"], group, evidence)
+        return _command_answer(match["command"], match["what"], group, evidence)
     if _COMMAND_ERROR.search(message):
         command = hosts.jobset_main_container(snapshot.jobset).get("command", ())[:1]
-        return _bad_command(" ".join(command), message, group, evidence)
-    # The container runtime failed before it started the command, usually because of too little
-    # memory.
+        return _command_answer(" ".join(command), message, group, evidence)
+    # The container runtime failed before it started the command. The usual reason is a memory limit
+    # that is too low.
     if host.memory_limit is not None and parse_quantity(host.memory_limit) < _MIN_MEMORY:
         template = (
             "cannot start on {hosts}: its memory limit of {limit} is too low for the "
@@ -370,7 +373,7 @@ def _explain_missing_agent(snapshot: Snapshot, present_hosts: list[Host]) -> Ans
 
 
 def _explain_init_failure(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
-    """Explain a failed init container, or a sidecar that fails after each restart."""
+    """Explain a failed init container, or a sidecar that fails at every start."""
     failed_hosts = [
         host
         for host in present_hosts
@@ -383,7 +386,7 @@ def _explain_init_failure(snapshot: Snapshot, present_hosts: list[Host]) -> Answ
         "cannot start on {hosts}: init container {container} {end}",
         hosts=host_group(failed_hosts, snapshot),
         container=host.container,
-        end=describe_end(host.last_end, host.memory_limit, limitless=""),
+        end=describe_end(host.last_end, host.memory_limit, no_limit_note=""),
     )
     evidence: Evidence = ()
     if message := host.last_end.get("message", ""):
@@ -392,21 +395,18 @@ def _explain_init_failure(snapshot: Snapshot, present_hosts: list[Host]) -> Answ
 
 
 def _logs_command(host: Host, container: str | None = None, *options: str) -> Command:
-    """Return the command that shows the log of a container, by default of the deciding one."""
+    """Return the command that shows the log of a container, by default `host.container`."""
     return kubectl_command("logs", host.pod, "-c", container or host.container, *options)
 
 
 def _explain_mount(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
-    """Explain volumes that the kubelet cannot mount. Only events have the reason."""
+    """Explain volumes that the kubelet cannot mount. The reason is only in an event."""
     waiting_hosts = [host for host in present_hosts if _is_being_created(host)]
     event = snapshot.find_event(*_MOUNT_EVENTS, kind="Pod", on_hosts=waiting_hosts)
     if not waiting_hosts or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
-    group, message, evidence = (
-        host_group(waiting_hosts, snapshot),
-        event["message"],
-        describe_event(event),
-    )
+    group, message = host_group(waiting_hosts, snapshot), event["message"]
+    evidence = describe_event(event)
     if (answer := _explain_reference(snapshot, message, group, evidence)) is not None:
         return answer
     headline = Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message)
@@ -466,13 +466,13 @@ def _starting_answer(
 
 
 def _explain_slow_start(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
-    """Explain that images and volumes take time, and nothing has failed."""
+    """Explain that the containers are still being created, and nothing has failed."""
     waiting_hosts = [host for host in present_hosts if _is_being_created(host)]
     if not waiting_hosts:
         return None
     group, host = host_group(waiting_hosts, snapshot), waiting_hosts[0]
     elapsed_s = seconds_since(min(other.created_at for other in waiting_hosts), snapshot.now) or 0.0
-    if elapsed_s >= _SLOW_START_S and not host.seen_by_kubelet:
+    if elapsed_s >= _SLOW_START_S and not host.is_seen_by_kubelet:
         template = "the kubelet of node {node} has not begun with it in {spent:age}"
         activity = Text(template, node=host.node, spent=elapsed_s)
         step = advise_wait(
@@ -486,7 +486,9 @@ def _explain_slow_start(snapshot: Snapshot, present_hosts: list[Host]) -> Answer
     if pulling is not None:
         activity = Text("pulling image {image}", image=host.image or _main_image(snapshot))
     if elapsed_s >= _SLOW_START_S:
-        activity += Text(" for {spent:age}", spent=elapsed_s) + unknown_reason(snapshot, "events")
+        activity += Text(" for {spent:age}", spent=elapsed_s) + describe_unread_kinds(
+            snapshot, "events"
+        )
     return _starting_answer("starting", group, activity, describe_event(pulling))
 
 
@@ -494,31 +496,39 @@ def _main_image(snapshot: Snapshot) -> str:
     return str(hosts.jobset_main_container(snapshot.jobset).get("image", ""))
 
 
-# --- containers next to the program, which `pod:` or a webhook adds -------------------------------
+# --- other containers of the pods, which `pod:` or a webhook adds ---------------------------------
 
 # The other containers of a pod may run for this long after the program.
 _SIDECAR_GRACE_S = 15.0
 _NATIVE_SIDECAR = Text("make it an init container with restartPolicy: Always (a native sidecar)")
 
 
+class _ContainerMatch(NamedTuple):
+    """A container that matches a condition, and the hosts in whose pods it does."""
+
+    hosts: list[Host]
+    container: Container
+
+
 def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
     """Explain that a container other than the program's ended the job."""
-    verdict = snapshot.report.attempt_end
+    attempt_end = snapshot.report.attempt_end
+    if attempt_end is not None and attempt_end.verdict.code != contract.DONE:
+        return None
     has_program_failed = any(host.terminated.get("exitCode") for host in snapshot.hosts)
-    if (verdict is not None and verdict.verdict.code != contract.DONE) or has_program_failed:
+    match = _find_container(snapshot.hosts, _has_failed)
+    if has_program_failed or match is None:
         return None
-    if (pair := _find_container(snapshot.hosts, _has_failed)) is None:
-        return None
-    failed_hosts, container = pair
+    container = match.container
     headline = Text(
         "{container} {end}; the program itself finished",
-        container=_describe_container(pair, snapshot),
+        container=_describe_container(match, snapshot),
         end=describe_end(container.terminated, container.memory_limit),
     )
     evidence: Evidence = ()
     if message := container.terminated.get("message"):
         evidence = (Text("{name}: {message}", name=container.name, message=message),)
-    logs = _logs_command(failed_hosts[0], container.name)
+    logs = _logs_command(match.hosts[0], container.name)
     step = advise_run("{logs}; if it may fail, {native}.", logs=logs, native=_NATIVE_SIDECAR)
     return Answer("sidecar", headline, evidence, step)
 
@@ -534,9 +544,10 @@ def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
         for host in snapshot.hosts
         if host.terminated and not (host.is_init or host.has_ended or host.is_leaving)
     ]
-    if (pair := _find_container(ended_hosts, lambda container: bool(container.running))) is None:
+    match = _find_container(ended_hosts, lambda container: bool(container.running))
+    if match is None:
         return None
-    end = pair[0][0].terminated
+    end = match.hosts[0].terminated
     elapsed_s = seconds_since(end.get("finishedAt"), snapshot.now)
     if elapsed_s is not None and elapsed_s < _SIDECAR_GRACE_S:
         return None
@@ -545,12 +556,12 @@ def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
         f"does not end: its program ended{since} (exit {{code}}), but {{container}} still runs",
         spent=elapsed_s,
         code=end.get("exitCode", 0),
-        container=_describe_container(pair, snapshot),
+        container=_describe_container(match, snapshot),
     )
     step = advise_run(
         "`{stop}` ends it; to have container {container} end with the program, {native}.",
         stop=launcher_command("stop", JOB_NAME),
-        container=pair[1].name,
+        container=match.container.name,
         native=_NATIVE_SIDECAR,
     )
     return Answer("sidecar", headline, next_step=step)
@@ -558,66 +569,70 @@ def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
 
 def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that another container has failed, so that the job fails when the program ends."""
-    if (pair := _find_container(snapshot.hosts, _has_failed)) is None:
+    match = _find_container(snapshot.hosts, _has_failed)
+    if match is None:
         return _explain_sidecar_restarts(snapshot)
-    failed_hosts, container = pair
+    container = match.container
     headline = Text(
         "runs, but {container} {end}: the job fails when its program ends",
-        container=_describe_container(pair, snapshot),
+        container=_describe_container(match, snapshot),
         end=describe_end(container.terminated, container.memory_limit),
     )
-    step = advise_run(command=_logs_command(failed_hosts[0], container.name))
+    step = advise_run(command=_logs_command(match.hosts[0], container.name))
     return Answer("sidecar", headline, next_step=step)
 
 
 def _explain_sidecar_restarts(snapshot: Snapshot) -> Answer | None:
-    """Explain a native sidecar that restarts again and again, which a Job does not count."""
+    """Explain a native sidecar that ends again and again, which does not make the Job fail."""
 
     def is_restarting(container: Container) -> bool:
         has_ended = bool(container.terminated or container.last_terminated)
         return container.is_sidecar and not container.running and has_ended
 
-    if (pair := _find_container(snapshot.hosts, is_restarting, is_init=True)) is None:
+    match = _find_container(snapshot.hosts, is_restarting, is_init=True)
+    if match is None:
         return None
-    restarting_hosts, container = pair
+    container = match.container
     headline = Text(
         "runs, but sidecar {name} of {hosts} ends again and again: exit code {code}",
         name=container.name,
-        hosts=host_group(restarting_hosts, snapshot),
+        hosts=host_group(match.hosts, snapshot),
         code=(container.terminated or container.last_terminated).get("exitCode"),
     )
-    step = advise_run(command=_logs_command(restarting_hosts[0], container.name, "--previous"))
+    step = advise_run(command=_logs_command(match.hosts[0], container.name, "--previous"))
     evidence = describe_event(snapshot.find_event("BackOff", kind="Pod"))
     return Answer("sidecar", headline, evidence, step)
 
 
 def describe_end(
-    end: Mapping[str, Any], memory_limit: str | None, limitless: str = "; it has no memory limit"
+    end: Mapping[str, Any],
+    memory_limit: str | None,
+    no_limit_note: str = "; it has no memory limit",
 ) -> Text:
     """Return "ended with exit code 7" or "was OOMKilled; its memory limit is 40Mi"."""
     if end.get("reason") != "OOMKilled":
         return Text("ended with exit code {code}", code=end["exitCode"])
-    limit = limitless if memory_limit is None else "; its memory limit is {limit}"
+    limit = no_limit_note if memory_limit is None else "; its memory limit is {limit}"
     return Text("was OOMKilled" + limit, limit=memory_limit)
 
 
 def _find_container(
-    candidates: Sequence[Host], is_wanted: Callable[[Container], bool], *, is_init: bool = False
-) -> tuple[list[Host], Container] | None:
-    """Return the first matching container, and all hosts with a matching container of its name."""
+    candidates: Sequence[Host], predicate: Callable[[Container], bool], *, is_init: bool = False
+) -> _ContainerMatch | None:
+    """Return the first matching container, and the hosts with a match of the same name."""
     pairs = [
         (host, container)
         for host in candidates
         for container in host.other_containers
-        if container.is_init == is_init and is_wanted(container)
+        if container.is_init == is_init and predicate(container)
     ]
     if not pairs:
         return None
     container = pairs[0][1]
-    return [host for host, other in pairs if other.name == container.name], container
+    matching_hosts = [host for host, other in pairs if other.name == container.name]
+    return _ContainerMatch(matching_hosts, container)
 
 
-def _describe_container(pair: tuple[list[Host], Container], snapshot: Snapshot) -> Text:
-    container_hosts, container = pair
+def _describe_container(match: _ContainerMatch, snapshot: Snapshot) -> Text:
     template = "container {name} of {hosts}"
-    return Text(template, name=container.name, hosts=host_group(container_hosts, snapshot))
+    return Text(template, name=match.container.name, hosts=host_group(match.hosts, snapshot))

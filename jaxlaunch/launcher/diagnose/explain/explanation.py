@@ -1,7 +1,8 @@
-"""The explanation of a job: what it does or why it waits, and the next step. Pure.
+"""The explanation of a job: what it does or why it waits, and the next step. Pure functions.
 
-Causes are checked in the order in which a job passes them, and the first one that applies is the
-answer. Everything is data until `Diagnosis.render` renders the texts for the screen and for JSON.
+`diagnose_job` checks the causes in the order of a job's life, from its admission to its end. The
+first cause that applies is the answer. The texts are data until `Diagnosis.render` turns them into
+strings for the screen and for JSON.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ class Explanation:
     """The answer about one job, as texts.
 
     Attributes:
-        facts: What is true whatever the situation is: restarts, checkpoint, what is not known.
-        next_move: What to do next, if anything.
-        see: The section of docs/troubleshooting.md, where something is wrong.
-        action: The kind of `next_move`: "wait", "run", "change", "resubmit" or "ask".
-        commands: The commands that `next_move` names, each as its words.
+        facts: Facts that do not depend on the situation: restarts, the checkpoint, unknowns.
+        next_move: The next step as text, or None if there is nothing to do.
+        see: Command that shows the section of docs/troubleshooting.md, if something is wrong.
+        action: Kind of `next_move`: "wait", "run", "change", "resubmit" or "ask".
+        commands: Commands in `next_move`, each as a tuple of words.
     """
 
     name: str
@@ -106,7 +107,7 @@ class Explanation:
     commands: tuple[tuple[str, ...], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields under their own names."""
+        """Return the fields as JSON."""
         return dataclasses.asdict(self)
 
 
@@ -115,13 +116,13 @@ class Diagnosis:
     """The answer about one job, as data.
 
     Attributes:
-        namespace: Empty for a run on this machine.
-        facts: What is true whatever the situation is.
-        next_step: What to do next, if anything.
-        code: The exit code of the last attempt, if it has one.
-        job_words: The words with which the job was submitted.
-        run_command: The command of a run on this machine.
-        reference: What commands call the job, or None for its name.
+        namespace: Namespace of the job, empty for a run on this machine.
+        facts: Facts that do not depend on the situation.
+        next_step: Next step, or None if there is nothing to do.
+        code: Exit code of the last attempt, if it has ended.
+        job_words: Arguments with which the job was submitted.
+        run_command: Command of a run on this machine.
+        reference: Argument that selects the job in commands, or None for its name.
     """
 
     name: str
@@ -135,7 +136,7 @@ class Diagnosis:
     reference: str | None = None
 
     def render(self) -> Explanation:
-        """Return the texts."""
+        """Render all texts."""
         renderer = Renderer(
             self.reference or self.name,
             self.namespace,
@@ -157,7 +158,7 @@ class Diagnosis:
             next_move=None if step is None else renderer.render(step.full_text()),
             see=section_link(self.answer.situation, self.code),
             action=None if step is None else step.action.value,
-            # A command can be run only if it is known how the job was submitted.
+            # A command with a placeholder cannot be run.
             commands=tuple(tuple(words) for words in commands if JOB_FILE not in words),
         )
 
@@ -172,27 +173,28 @@ def explain_job(job: Snapshot | NoSuchJob) -> Explanation:
 
 
 def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
-    """Return the answer of the first cause that applies, with facts and the next step."""
+    """Return the answer of the first cause that applies, with the facts and the next step."""
     if isinstance(job, NoSuchJob):
         unknown = _explain_unknown_job(job)
         return Diagnosis(job.name, job.namespace, unknown, job.unread, unknown.next_step)
     answer = first_answer(CAUSES, job) or _explain_creation(job)
-    last, status = job.report.attempt_end, derive_status(job)
-    facts = (*_list_facts(status, job.now), *_list_limits(job))
+    last_end, status = job.report.attempt_end, derive_status(job)
+    facts = (*_list_facts(status, job.now), *_list_unknowns(job))
     step = answer.next_step or SITUATIONS[answer.situation].next_step
     if status.state not in FINAL_STATES and (step is None or step.action is Action.WAIT):
-        # Advice to wait comes with the newest warning.
+        # Whoever is advised to wait should see what Kubernetes complains about.
         evidence = (*answer.evidence, *describe_event(job.newest_warning))
         answer = dataclasses.replace(answer, evidence=evidence)
-    code = None if last is None else last.verdict.code
-    return Diagnosis(job.name, job.namespace, answer, facts, step, code, job.submitted_words)
+    exit_code = None if last_end is None else last_end.verdict.code
+    return Diagnosis(job.name, job.namespace, answer, facts, step, exit_code, job.submitted_words)
 
 
 def _explain_unknown_job(job: NoSuchJob) -> Answer:
     """Explain that no JobSet has that name."""
-    near = find_nearest(job.name, job.other_jobs, 3)
-    if near := near or find_completions(job.name, job.other_jobs, 3):
-        step = advise_change("did you mean {names: or }?", names=near)
+    suggestions = find_nearest(job.name, job.other_jobs, 3)
+    suggestions = suggestions or find_completions(job.name, job.other_jobs, 3)
+    if suggestions:
+        step = advise_change("did you mean {names: or }?", names=suggestions)
     else:
         template = "`{jobs}` shows the jobs of the namespace; -n NAMESPACE selects another."
         step = advise_run(template, jobs=launcher_command("list"))
@@ -204,62 +206,65 @@ def _explain_unknown_job(job: NoSuchJob) -> Answer:
     headline = Text("not found in namespace {namespace}", namespace=job.namespace)
     if job.ending_namespace is not None:
         headline += Text(", which is being deleted")
-        evidence += termination.terminating_namespace(job.ending_namespace)
-    remaining = [pod for kind, pod in job.leftovers if kind == "pod"]
-    remaining = [
-        pod for pod in remaining if pod["status"].get("phase") not in ("Succeeded", "Failed")
+        evidence += termination.describe_terminating_namespace(job.ending_namespace)
+    remaining_pods = [
+        obj
+        for kind, obj in job.leftovers
+        if kind == "pod" and obj["status"].get("phase") not in ("Succeeded", "Failed")
     ]
-    completed = next((event for event in job.events if event["reason"] == "AllJobsCompleted"), None)
-    if (stuck := termination.first_stuck(job.leftovers, job.now)) is not None:
-        headline += Text(": it is deleted, and {what}", what=stuck.description)
-    elif completed is not None:
+    completion = next(
+        (event for event in job.events if event["reason"] == "AllJobsCompleted"), None
+    )
+    if (stuck_object := termination.first_stuck_object(job.leftovers, job.now)) is not None:
+        headline += Text(": it is deleted, and {what}", what=stuck_object.description)
+    elif completion is not None:
         template = ": it completed at {at}, and was deleted since (by its ttl, or by hand)"
-        headline += Text(template, at=completed["last"])
-    elif remaining:
-        # The garbage collector deletes them after their JobSet.
+        headline += Text(template, at=completion["last"])
+    elif remaining_pods:
+        # The garbage collector deletes pods after their JobSet.
         template = ": it was deleted, and {pods:pod} still {pods:terminates|terminate}"
-        headline += Text(template, pods=len(remaining))
+        headline += Text(template, pods=len(remaining_pods))
     return Answer("unknown", headline, evidence, step)
 
 
 def _explain_creation(snapshot: Snapshot) -> Answer:
-    """Explain that the controllers have not created all objects yet, and nothing blocks them."""
+    """Explain that the controllers have not created all objects yet, for no other reason."""
     template = "is being created: {pods} of {expected} pods exist"
     headline = Text(template, pods=len(snapshot.hosts), expected=snapshot.expected_hosts)
-    # Events about the JobSet have their own causes.
+    # Other causes explain the warnings about the JobSet itself.
     if (warning := snapshot.newest_warning) is not None and warning["kind"] != "JobSet":
         headline += Text("; the newest warning: {reason}: {message}", **warning)
-    if unread := {"events", "jobs"} & snapshot.unread_reasons.keys():
-        return unread_answer(snapshot, min(unread), headline)
+    if unread_kinds := {"events", "jobs"} & snapshot.unread_reasons.keys():
+        return unread_answer(snapshot, min(unread_kinds), headline)
     return Answer("creating", headline)
 
 
 def _list_facts(status: JobStatus, now: datetime) -> list[Text]:
-    """Return restarts by cause, ranks, the last checkpoint, and the time of recorded numbers."""
+    """Return the restarts, the hosts with ranks, the last checkpoint and the age of the numbers."""
     facts = []
     if status.restart_counts.total or status.restarts:
         facts.append(Text("restarts: {restarts}", restarts=describe_restarts(status)))
     if status.members is not None and status.state not in FINAL_STATES:
         facts.append(Text("ranks {ranks}", ranks=describe_ranks(status)))
-    saved = Text("last good checkpoint: step {step}", step=status.committed)
+    checkpoint = Text("last good checkpoint: step {step}", step=status.committed)
     if status.as_of is not None:
         template = "no step is known" if status.step is None else "step {step}"
         numbers = [Text(template, step=status.step)]
         if status.committed is not None:
-            numbers.append(saved)
+            numbers.append(checkpoint)
         if status.goodput is not None:
             numbers.append(Text("goodput {goodput:.1%}", goodput=status.goodput))
-        when = describe_as_of(status, now)
-        facts.append(Text("as of {when}: {numbers}", when=when, numbers=numbers))
+        moment = describe_as_of(status, now)
+        facts.append(Text("as of {when}: {numbers}", when=moment, numbers=numbers))
     elif status.committed is not None:
         age_s = status.committed_age_s
         since = ", before these pods started" if age_s is None else ", {age:age} ago"
-        facts.append(saved + Text(since, age=age_s))
+        facts.append(checkpoint + Text(since, age=age_s))
     return facts
 
 
 def describe_ranks(status: JobStatus) -> Text:
-    """Return "on hosts 0, 3, 2; spare: host 1", or no text for a job whose ranks never move."""
+    """Return "on hosts 0, 3, 2; spare: host 1", or no text if the ranks of the job never move."""
     if status.members is None:
         return EMPTY_TEXT
     template = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "
@@ -271,7 +276,7 @@ def describe_ranks(status: JobStatus) -> Text:
 def describe_restarts(status: JobStatus) -> Text:
     """Return "3, of which 2 in the same pods; 1 of 5 (restarts.crash); attempts ended by crash 3".
 
-    How many preemptions in a row were without progress follows.
+    If the job was preempted, the number of preemptions in a row without progress is added.
     """
     restarts = status.restart_counts
     template = (
@@ -292,15 +297,15 @@ def describe_restarts(status: JobStatus) -> Text:
     return text
 
 
-def _list_limits(snapshot: Snapshot) -> Iterator[Text | str]:
-    """Yield the limits of the answer: the objects that could not be read."""
+def _list_unknowns(snapshot: Snapshot) -> Iterator[Text | str]:
+    """Yield what is not known about the job, and why."""
     if not snapshot.is_ours:
         yield Text(
             "this JobSet was not submitted by launcher: its steps and checkpoints are not known"
         )
-    if why := snapshot.report.unknown_reason:
-        yield Text("earlier attempts are not known: {why}", why=why)
-    elif snapshot.is_job_new and not hosts.has_run_folder(snapshot.jobset):
+    if reason := snapshot.report.unknown_reason:
+        yield Text("earlier attempts are not known: {why}", why=reason)
+    elif snapshot.is_job_recreated and not hosts.has_run_folder(snapshot.jobset):
         template = (
             "attempts before {at} are not known: its Job was deleted then and made again, and the "
             "job keeps nothing outside of its pods"

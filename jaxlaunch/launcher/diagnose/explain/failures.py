@@ -1,7 +1,7 @@
-"""Causes: a job that failed or exceeded one of its limits, at which rank, and what to do. Pure.
+"""Causes of a failed job: its program, its agents' verdict or an exceeded limit. Pure functions.
 
-If memory is exceeded, the kernel kills a whole container or one process. If ephemeral storage is
-exceeded, the kubelet evicts the pod.
+If a pod exceeds its memory limit, the kernel kills a whole container or one process. If it exceeds
+its limit of ephemeral storage, the kubelet evicts it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain.answer import (
     Answer,
     Evidence,
+    describe_unread_kinds,
     find_end_log,
     first_answer,
     is_liveness_failure,
-    unknown_reason,
 )
 from jaxlaunch.launcher.diagnose.explain.containers import (
     explain_never_ran,
@@ -49,8 +49,7 @@ from jaxlaunch.records.verdict import FailureKind, Verdict
 _TRACEBACK_LINES = 20
 _BUS_ERROR = 128 + signal.SIGBUS
 
-# Next steps for an operating system error on a file, which the pod's settings cause and not the
-# program.
+# Next steps for errors of the operating system on a file. Settings of the pod cause them.
 _STEPS_BY_ERRNO = {
     errno.EACCES: advise_resubmit(
         "let the pods' user (a number: user in the cluster defaults) read and write there; "
@@ -71,14 +70,14 @@ _STEPS_BY_ERRNO = {
 
 
 def explain_failure(snapshot: Snapshot) -> Answer | None:
-    """Explain a failed job by the first of these causes that applies."""
+    """Explain a failed job."""
     if derive_state(snapshot) is not State.FAILED:
         return None
     causes = (
         _explain_deadline,
         _explain_oom,
         explain_excess_eviction,
-        _explain_hook,
+        _explain_post_start_hook,
         explain_sidecar_failure,
         _explain_verdict,
         _explain_never_ran,
@@ -90,7 +89,7 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
         headline = quote_message(condition.get("message", ""))
         if not snapshot.hosts and "pods" not in snapshot.unread_reasons:
             headline += Text("; no pod is left that could say why")
-        answer = Answer("failed", headline + unknown_reason(snapshot, "pods", "jobs"))
+        answer = Answer("failed", headline + describe_unread_kinds(snapshot, "pods", "jobs"))
     step = answer.next_step
     if step is None and answer.situation != "failed":
         step = SITUATIONS[answer.situation].next_step
@@ -112,8 +111,8 @@ def _advise_submitting_again(snapshot: Snapshot) -> NextStep:
 
 
 def _explain_deadline(snapshot: Snapshot) -> Answer | None:
-    """Explain a deadline, of Kubernetes for one generation or of the agents for all."""
-    verdict = _final_verdict(snapshot)
+    """Explain an exceeded deadline: the agents' for the run, or Kubernetes' for one generation."""
+    verdict = _last_verdict(snapshot)
     if verdict is not None and verdict.code == contract.DEADLINE:
         return Answer("deadline", quote_message(verdict.message))
     has_event = snapshot.find_event("DeadlineExceeded", kind="Job") is not None
@@ -140,23 +139,23 @@ def _explain_oom(snapshot: Snapshot) -> Answer | None:
     return Answer("oom", describe_oom(snapshot), next_step=step)
 
 
-def _explain_hook(snapshot: Snapshot) -> Answer | None:
+def _explain_post_start_hook(snapshot: Snapshot) -> Answer | None:
     """Explain a failed postStart hook, after which the kubelet kills the container."""
     event = snapshot.find_event("FailedPostStartHook", kind="Pod")
-    host, verdict = first_failed_host(snapshot), _final_verdict(snapshot)
-    # The agent of a killed container may report a stop.
+    host, verdict = first_failed_host(snapshot), _last_verdict(snapshot)
+    # The agent of the killed container may report that it was preempted.
     if event is None or host is None or not (verdict is None or verdict.code == contract.PREEMPTED):
         return None
     template = "the postStart hook of {host} failed: {message}"
     headline = Text(template, host=host.name, message=event["message"])
-    # An agent's report is JSON and not useful as output.
+    # An agent's report is JSON, which is of no use as evidence.
     output = () if host.termination_report else traceback_tail(host.terminated.get("message"))
     step = advise_change("fix the hook under pod:, or remove it.")
     return Answer("failed", headline, (*describe_event(event), *output), step)
 
 
 def _explain_verdict(snapshot: Snapshot) -> Answer | None:
-    if (verdict := _final_verdict(snapshot)) is None:
+    if (verdict := _last_verdict(snapshot)) is None:
         return None
     answer = explain_verdict(verdict)
     headline, step = answer.headline + _describe_join_failure(snapshot, verdict), answer.next_step
@@ -168,23 +167,23 @@ def _explain_verdict(snapshot: Snapshot) -> Answer | None:
 
 
 def explain_verdict(verdict: Verdict) -> Answer:
-    """Explain a verdict by its facts and by a message of another program that it keeps."""
+    """Explain a verdict by its facts, and by a known message in its exception or output."""
     step = _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
     evidence: Evidence = traceback_tail(verdict.traceback)
-    if (message := find_foreign_message(verdict)) is not None:
-        words, row = message
-        meaning = Text('"{words}" means that {meaning}', words=words, meaning=Text(row.meaning))
-        evidence, step = (*evidence, meaning), row.step
+    if (match := find_foreign_message(verdict)) is not None:
+        words, message = match
+        meaning = Text('"{words}" means that {meaning}', words=words, meaning=Text(message.meaning))
+        evidence, step = (*evidence, meaning), message.step
     return Answer("failed", describe_verdict(verdict), evidence, step)
 
 
 def describe_verdict(verdict: Verdict) -> Text:
-    """Return the cause, the code and the message of a verdict: "hang (exit 82): rank 1 …"."""
+    """Return "hang (exit 82): rank 1 …"."""
     return Text("{verdict.cause} (exit {verdict.code}): {verdict.message}", verdict=verdict)
 
 
 def _describe_join_failure(snapshot: Snapshot, verdict: Verdict) -> Text:
-    """Return the host's own reason for not joining, which the leader does not know."""
+    """Return why a host could not join, which only the host itself knows and not the leader."""
     kinds = (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN)
     for host in snapshot.hosts if verdict.failure.kind in kinds else ():
         report = host.termination_report
@@ -206,7 +205,7 @@ def _explain_never_ran(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_exit_code(snapshot: Snapshot) -> Answer | None:
-    """Explain the exit code of a container without an agent's verdict."""
+    """Explain the exit code of a container if no agent has left a verdict."""
     if (host := first_failed_host(snapshot)) is None:
         return None
     output = traceback_tail(host.terminated.get("message"))
@@ -254,23 +253,23 @@ def _describe_conditions(snapshot: Snapshot) -> Evidence:
     jobs = [
         (f"Job {job['metadata']['name']}", find_condition(job, "Failed")) for job in snapshot.jobs
     ]
-    failed_jobs = [(name, state) for name, state in jobs if state.get("reason")]
-    states = [("JobSet", find_condition(snapshot.jobset, "Failed")), *failed_jobs[:2]]
+    failed_jobs = [(name, condition) for name, condition in jobs if condition.get("reason")]
+    conditions = [("JobSet", find_condition(snapshot.jobset, "Failed")), *failed_jobs[:2]]
     template = "{name}: {reason}: {message}"
     return tuple(
-        Text(template, **{"message": "", **state}, name=name)
-        for name, state in states
-        if state.get("reason")
+        Text(template, **{"message": "", **condition}, name=name)
+        for name, condition in conditions
+        if condition.get("reason")
     )
 
 
 def traceback_tail(text: str | None) -> tuple[str, ...]:
-    """Return the end of a traceback, line by line."""
+    """Return the last lines of a traceback."""
     lines = (text or "").strip().splitlines()
     return tuple(line.rstrip()[:300] for line in lines[-_TRACEBACK_LINES:])
 
 
-def _final_verdict(snapshot: Snapshot) -> Verdict | None:
+def _last_verdict(snapshot: Snapshot) -> Verdict | None:
     return None if snapshot.report.attempt_end is None else snapshot.report.attempt_end.verdict
 
 
@@ -283,7 +282,7 @@ def is_oom(snapshot: Snapshot) -> bool:
     A verdict has precedence, because a container keeps the reason OOMKilled of a process that was
     killed long before.
     """
-    verdict = _final_verdict(snapshot)
+    verdict = _last_verdict(snapshot)
     if verdict is None:
         return bool(_oom_killed_hosts(snapshot))
     if verdict.code not in (contract.KILLED, contract.LOST):
@@ -292,7 +291,7 @@ def is_oom(snapshot: Snapshot) -> bool:
 
 
 def _oom_killed_hosts(snapshot: Snapshot) -> list[Host]:
-    # On cgroup v1 the kernel may kill only one process, and the agent survives.
+    # On cgroup v1 the kernel may kill a single process of a container, so that its agent survives.
     return [
         host
         for host in snapshot.hosts
@@ -303,7 +302,7 @@ def _oom_killed_hosts(snapshot: Snapshot) -> list[Host]:
 def describe_oom(snapshot: Snapshot) -> Text:
     """Return the host or rank that was OOMKilled, and its memory limit."""
     killed_hosts = _oom_killed_hosts(snapshot)
-    verdict = _final_verdict(snapshot)
+    verdict = _last_verdict(snapshot)
     limit = _memory_limit(snapshot)
     if killed_hosts and killed_hosts[0].is_init:
         limit, container = killed_hosts[0].memory_limit, killed_hosts[0].container
@@ -330,9 +329,10 @@ def _memory_limit(snapshot: Snapshot) -> str | None:
 
 
 def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
-    """Return the likely reason of a SIGBUS, or None if the job ended otherwise.
+    """Return a note about /dev/shm if a process ended by SIGBUS, else None.
 
-    The file system of a mapped file is full, in a pod most often /dev/shm.
+    A process gets SIGBUS if the file system of a mapped file is full. In a pod that is most often
+    /dev/shm.
     """
     if verdict.code != _BUS_ERROR:
         return None
@@ -346,8 +346,8 @@ def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
 
 # --- ephemeral storage ----------------------------------------------------------------------------
 
-# A pod that is evicted because it exceeded its own limit has no condition DisruptionTarget, unlike
-# other evicted pods.
+# The kubelet's messages about a pod that exceeded its own limit. Such a pod has no condition
+# DisruptionTarget, unlike other evicted pods.
 _EXCESS_MESSAGE = re.compile(
     r"exceeds the total limit of containers|exceeded its local ephemeral storage limit|Usage of "
     r"EmptyDir volume"
@@ -356,7 +356,7 @@ _EMPTY_DIR_MESSAGE = re.compile(r'EmptyDir volume "(?!shm")')
 
 
 def explain_excess_eviction(snapshot: Snapshot) -> Answer | None:
-    """Explain pods that were evicted because they exceeded their limit of ephemeral storage."""
+    """Explain pods that were evicted because they exceeded their limits of ephemeral storage."""
     evicted_hosts = [
         host
         for host in snapshot.hosts
@@ -378,7 +378,10 @@ def explain_excess_eviction(snapshot: Snapshot) -> Answer | None:
 
 
 def describe_earlier_excess(snapshot: Snapshot) -> Text | None:
-    """Return why the newest evicted pod exceeded its limit, by its event. The pod may be gone."""
+    """Return which pod was evicted for exceeding its limit, by the newest event about one.
+
+    The pod itself may no longer exist.
+    """
     event = snapshot.find_event("Evicted", kind="Pod")
     if event is None or _EXCESS_MESSAGE.search(event["message"]) is None:
         return None
@@ -388,7 +391,7 @@ def describe_earlier_excess(snapshot: Snapshot) -> Text | None:
 
 
 def _limit_key(message: str) -> str:
-    """Return the key of job.yaml that sets the limit."""
+    """Return the key of job.yaml that sets the limit in a kubelet's message."""
     if "EmptyDir volume" not in message:
         return "resources.ephemeral"
     return "volumes: ephemeral" if _EMPTY_DIR_MESSAGE.search(message) else "resources.shm"

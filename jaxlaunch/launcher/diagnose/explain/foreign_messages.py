@@ -1,7 +1,7 @@
-"""Messages that JAX, NCCL and the operating system print, and what to do about them. Pure.
+"""Messages of JAX, NCCL and the operating system: what they mean, and what to do. Pure functions.
 
-They are recognized in the exception or the last lines of output that a verdict keeps. A message
-that a peer's death explains stands after those that name a cause of their own.
+They are searched for in the exception and the last lines of output that a verdict keeps. The first
+match counts, so messages that only report the end of another rank come last.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class ForeignMessage:
     """A message of another program.
 
     Attributes:
-        pattern: Matches the message.
-        meaning: The cause, as the end of "… means that".
+        pattern: Regular expression that matches a part of the message.
+        meaning: Cause of the message, as a clause that follows "means that".
         step: What to do.
     """
 
@@ -34,8 +34,9 @@ def _message(pattern: str, meaning: str, step: NextStep) -> ForeignMessage:
 
 
 FOREIGN_MESSAGES: Sequence[ForeignMessage] = (
-    # NCCL takes any interface without the variable, the loopback last: ncclFindInterfaces in
-    # src/misc/socket.cc. The second form is that of NCCL before 2.28 (NVIDIA/nccl, issue 1837).
+    # Without NCCL_SOCKET_IFNAME, NCCL uses any interface, and the loopback interface if there is no
+    # other (ncclFindInterfaces in src/misc/socket.cc), so the variable must be the cause. The third
+    # form is that of NCCL before 2.28 (NVIDIA/nccl, issue 1837).
     _message(
         r"no socket interface found|No interface found in the same subnet|"
         r"connecting to address .*with family \d+ is neither AF_INET",
@@ -56,7 +57,7 @@ FOREIGN_MESSAGES: Sequence[ForeignMessage] = (
             again=SUBMIT_AGAIN,
         ),
     ),
-    # JAX's coordination service: a second process connected with the number of a rank.
+    # From JAX's coordination service.
     _message(
         r"unexpectedly tried to connect with a different incarnation",
         "a second process joined with the number of a rank that had joined before",
@@ -66,7 +67,7 @@ FOREIGN_MESSAGES: Sequence[ForeignMessage] = (
             "it, and set processes_per_host for several ranks of a host."
         ),
     ),
-    # TSL's threads, OpenBLAS, abseil and Python.
+    # From the threads of TSL, OpenBLAS and abseil, and from Python's.
     _message(
         r"pthread_create(?:\(\))? failed|can't start new thread",
         "the pod or its user may not have more threads and processes",
@@ -113,10 +114,10 @@ FOREIGN_MESSAGES: Sequence[ForeignMessage] = (
 
 
 def find_foreign_message(verdict: Verdict) -> tuple[str, ForeignMessage] | None:
-    """Return a message of another program in a verdict: its words there, and its row."""
+    """Return the first known message in a verdict: the text that matches, and its entry."""
     exception = verdict.failure.exception
     text = f"{'' if exception is None else exception.message}\n{verdict.traceback or ''}"
-    for row in FOREIGN_MESSAGES:
-        if match := row.pattern.search(text):
-            return match[0], row
+    for message in FOREIGN_MESSAGES:
+        if match := message.pattern.search(text):
+            return match[0], message
     return None

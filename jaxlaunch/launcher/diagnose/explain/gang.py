@@ -1,4 +1,11 @@
-"""Causes: lost hosts and nodes, restarts, missing hosts, hangs, and the ranks' phases. Pure."""
+"""Causes in the life of a gang: lost hosts and nodes, restarts, rendezvous, hangs. Pure functions.
+
+If lost pods are replaced, the other pods of a gang stay and wait for the new one. Their agents end
+the processes and start them again when the gang is complete, or a spare takes the ranks of the lost
+host. Otherwise the loss of a pod ends the generation, and all pods are created again. A pod on a
+node that does not answer keeps its phase Running, so such a node is found by its own object, by an
+event, or by a pod that is not ready without a reason.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +56,9 @@ from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, derive_s
 from jaxlaunch.launcher.jobs.status.snapshot import (
     Snapshot,
     cut_off_hosts,
-    has_begun,
+    has_gang_started,
     is_gang_done,
-    is_leader_new,
+    is_leader_replaced,
     missing_hosts,
     reachable_hosts,
     spare_hosts,
@@ -60,54 +67,57 @@ from jaxlaunch.launcher.jobs.status.snapshot import (
 from jaxlaunch.launcher.kubernetes.objects import pod_template, seconds_since
 from jaxlaunch.records.verdict import render_numbers
 
-# So many charged restarts without a committed step make a crash loop.
+# After this many restarts that count against the limit, without a saved step, a job crash-loops.
 _CRASH_LOOP_RESTARTS = 2
-# A probe that failed within this time is reported as failing.
-_RECENT_S = 60.0
-# The taint of a node that does not answer, and for how long pods tolerate it that say nothing of
-# it.
-_UNREACHABLE = "node.kubernetes.io/unreachable"
+# A probe is reported as failing if it has failed within this time.
+_RECENT_PROBE_S = 60.0
+# Taint of a node that does not answer. By default a pod is evicted after it has had it for 5 min.
+_UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
 _DEFAULT_TOLERATION_S = 300.0
 # A rendezvous that takes longer than this is reported as slow.
-_LATE_S = 15.0
-# Agents join a new host 0 within this time. The cluster's DNS may give its old address for 30 s.
+_SLOW_RENDEZVOUS_S = 15.0
+# The other agents join a new host 0 within this time. For 30 s DNS may return its old address.
 _REJOIN_S = 60.0
+# Reasons of a pod's status if its removal has no condition DisruptionTarget.
+_REMOVAL_REASONS = ("Evicted", "NodeLost", "Preempting")
+# Reasons of the events about a failed Job.
+_JOB_FAILURES = ("BackoffLimitExceeded", "PodFailurePolicy")
 
 
 # --- disruptions and restarts ---------------------------------------------------------------------
 
 
 def explain_disruption(snapshot: Snapshot) -> Answer | None:
-    """Explain pods that were removed: by an eviction, a drain, a preemption or a lost node."""
+    """Explain pods that were removed by an eviction, a drain, a preemption or a lost node."""
     last_ends = _describe_last_ends(snapshot)
-    if (excess := failures.explain_excess_eviction(snapshot)) is not None:
+    if (eviction := failures.explain_excess_eviction(snapshot)) is not None:
         template = "is restarting: {why}; that counts against the limit of restarts.crash"
-        headline = Text(template, why=excess.headline)
+        headline = Text(template, why=eviction.headline)
         return dataclasses.replace(
-            excess, headline=headline, evidence=(*excess.evidence, *last_ends)
+            eviction, headline=headline, evidence=(*eviction.evidence, *last_ends)
         )
     removed_hosts = [
         host for host in snapshot.hosts if host.disruption or host.reason in _REMOVAL_REASONS
     ]
-    # A gang that waited in vain for the replacement of a lost pod was not disrupted: the restart
-    # counts.
-    has_surrendered = hosts.has_pod_replacement(snapshot.jobset) and any(
+    # If the gang has ended because a lost pod was not replaced in time, the restart counts against
+    # the limit, and the disruption is not the cause.
+    has_replacement_timed_out = hosts.has_pod_replacement(snapshot.jobset) and any(
         host.ends_gang and host.terminated.get("exitCode") == contract.LOST
         for host in snapshot.hosts
     )
-    if not removed_hosts or has_surrendered:
+    if not removed_hosts or has_replacement_timed_out:
         return None
     host = removed_hosts[0]
     reason = host.disruption.get("reason") or host.reason
     message = host.disruption.get("message") or host.message
-    why, step = _describe_removal(host, reason, message)
+    removal, step = _describe_removal(host, reason, message)
     group = host_group(removed_hosts, snapshot)
-    headline = Text("was interrupted: {hosts} {hosts:was|were} {why}", hosts=group, why=why)
+    headline = Text("was interrupted: {hosts} {hosts:was|were} {why}", hosts=group, why=removal)
     template = "Pod {pod}: {reason}: {message}"
     evidence = (Text(template, pod=host.pod, reason=reason, message=message), *last_ends)
-    stuck = termination.find_stuck(snapshot)
-    if (blocker := stuck or _find_unending(snapshot, removed_hosts)) is not None:
-        situation = "disrupted" if stuck is None else "stuck"
+    stuck_object = termination.find_stuck_object(snapshot)
+    if (blocker := stuck_object or _find_blocking_node(snapshot, removed_hosts)) is not None:
+        situation = "disrupted" if stuck_object is None else "stuck"
         headline += Text("; {what}", what=blocker.description)
         return Answer(situation, headline, evidence, blocker.next_step)
     template = "; it restarts, which does not count against the restart limits"
@@ -119,30 +129,28 @@ def explain_disruption(snapshot: Snapshot) -> Answer | None:
     return Answer("disrupted", headline + Text(template, hosts=group), evidence, step)
 
 
-_REMOVAL_REASONS = ("Evicted", "NodeLost", "Preempting")
-
-
 def _describe_removal(host: Host, reason: str, message: str) -> tuple[Text, NextStep | None]:
-    """Return why a pod was removed, if the kubelet says so with the resource, and the next step."""
-    low, used = _LOW_RESOURCE.search(message), _USED_RESOURCE.search(message)
-    if low is None:
+    """Return how a pod was removed, and the next step if the kubelet's message implies one."""
+    pressure, usage = _PRESSURE.search(message), _USAGE.search(message)
+    if pressure is None:
         template = _DISRUPTIONS.get(reason, "disrupted ({reason})")
         return Text(template, node=host.node, reason=reason), None
     template = "evicted by the kubelet of node {node}, which was low on {what}"
-    why = Text(template, node=host.node, what=low["what"])
-    if used is None:
-        return why, None
+    text = Text(template, node=host.node, what=pressure["what"])
+    if usage is None:
+        return text, None
     step = advise_wait(
         "wait; the kubelet evicts first what uses more than it requests: request under resources: "
         "in job.yaml what it uses."
     )
-    return why + Text("; it used {used}, and requests {request}", **used.groupdict()), step
+    return text + Text("; it used {used}, and requests {request}", **usage.groupdict()), step
 
 
-_LOW_RESOURCE = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
-_USED_RESOURCE = re.compile(
+_PRESSURE = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
+_USAGE = re.compile(
     r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),"
 )
+# Reasons of the condition DisruptionTarget or of the pod's status, and how the pod was removed.
 _DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "EvictionByEvictionAPI": "evicted (kubectl drain, or another use of the eviction API)",
@@ -154,24 +162,33 @@ _DISRUPTIONS = {
 }
 
 
-def _find_unending(snapshot: Snapshot, removed_hosts: list[Host]) -> StuckObject | None:
-    """Return what keeps deleted pods from ending: a node that does not answer."""
+def _find_blocking_node(snapshot: Snapshot, removed_hosts: list[Host]) -> StuckObject | None:
+    """Return the silent node on which deleted pods cannot end, as a stuck object."""
     event = snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=removed_hosts)
-    stranded = [
+    stranded_hosts = [
         host for host in removed_hosts if host.is_leaving and host.running and not host.is_ready
     ]
-    if not stranded or not (event or snapshot.is_on_silent_node(stranded[0])):
+    if not stranded_hosts or not (event or snapshot.is_on_silent_node(stranded_hosts[0])):
         return None
-    node = stranded[0].node or ""
-    why = _describe_silent_node(snapshot, node)
-    description = Text("{pods:that pod|those pods} cannot end, since {why}", pods=stranded, why=why)
-    return StuckObject(description, _wait_for_node(node))
+    node = stranded_hosts[0].node or ""
+    reason = _describe_silent_node(snapshot, node)
+    description = Text(
+        "{pods:that pod|those pods} cannot end, since {why}", pods=stranded_hosts, why=reason
+    )
+    return StuckObject(description, _advise_waiting_for_node(node))
 
 
-def _wait_for_node(
+def _advise_waiting_for_node(
     node: str, beginning: str = "wait: Kubernetes", pods: str = "them", **fields: Any
 ) -> NextStep:
-    """Return the advice about pods on a node that does not answer."""
+    """Return the advice to wait for a node that does not answer, or to delete it.
+
+    Args:
+        node: Name of the node.
+        beginning: Beginning of the advice, up to the verb.
+        pods: Word for the pods on the node.
+        **fields: Fields of `beginning`.
+    """
     return advise_wait(
         beginning + f" makes {pods} again elsewhere only when the node is back or deleted; if it "
         "is gone for good: {delete}",
@@ -181,12 +198,12 @@ def _wait_for_node(
 
 
 def explain_unhealthy(snapshot: Snapshot) -> Answer | None:
-    """Explain a container that the kubelet restarts again and again, for a probe or a hook."""
+    """Explain a container that the kubelet restarts because a liveness probe or a hook fails."""
     event = snapshot.find_event("Unhealthy", "FailedPostStartHook", kind="Pod")
     if event is None or not snapshot.restarts:
         return None
     is_probe = event["reason"] == "Unhealthy"
-    is_old = (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_S
+    is_old = (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_PROBE_S
     if is_old or (is_probe and not is_liveness_failure(event)):
         return None
     cause = Text("liveness probe" if is_probe else "postStart hook")
@@ -199,51 +216,43 @@ def explain_unhealthy(snapshot: Snapshot) -> Answer | None:
 
 
 def explain_restart(snapshot: Snapshot) -> Answer | None:
-    """Explain that a generation ended, and the pods of the next one do not exist yet."""
+    """Explain that a generation has ended, and the pods of the next one do not exist yet."""
     if derive_status(snapshot).state is not State.RESTARTING:
         return None
-    headline, last = Text("is restarting"), snapshot.report.attempt_end
+    headline, last_end = Text("is restarting"), snapshot.report.attempt_end
     if has_oom := failures.is_oom(snapshot):
         headline += Text(": {oom}", oom=failures.describe_oom(snapshot))
-    elif last is not None:
+    elif last_end is not None:
         template = " after {result}: {message}"
-        headline += Text(template, result=last.result, message=last.verdict.message)
-    elif (failed := failures.first_failed_host(snapshot)) is not None:
+        headline += Text(template, result=last_end.result, message=last_end.verdict.message)
+    elif (failed_host := failures.first_failed_host(snapshot)) is not None:
         template = ": {host} ended with exit code {code}"
-        headline += Text(template, host=failed.name, code=failed.terminated["exitCode"])
-    if remaining := [host for host in snapshot.hosts if not host.has_ended]:
-        headline += Text("; {pods:pod} still terminating", pods=len(remaining))
+        headline += Text(template, host=failed_host.name, code=failed_host.terminated["exitCode"])
+    if remaining_hosts := [host for host in snapshot.hosts if not host.has_ended]:
+        headline += Text("; {pods:pod} still terminating", pods=len(remaining_hosts))
     event = snapshot.find_event(*_JOB_FAILURES, "DeadlineExceeded", kind="Job")
     evidence = (*_describe_last_ends(snapshot), *describe_event(event))
     cut_off = [host for host in cut_off_hosts(snapshot) if host.is_leaving]
-    stuck = termination.find_stuck(snapshot) or (
+    stuck_object = termination.find_stuck_object(snapshot) or (
         _stuck_on_lost_node(snapshot, cut_off[0]) if cut_off else None
     )
-    if stuck is not None:
-        headline += Text(": {what}", what=stuck.description)
-        return Answer("stuck", headline, evidence, stuck.next_step)
+    if stuck_object is not None:
+        headline += Text(": {what}", what=stuck_object.description)
+        return Answer("stuck", headline, evidence, stuck_object.next_step)
     step = advise_reading_logs(snapshot)
     return Answer("oom" if has_oom else "restarting", headline, evidence, step)
 
 
-def _node_headline(snapshot: Snapshot, node: Text, stranded: list[Host]) -> Text:
-    group = host_group(stranded, snapshot)
-    return Text("waits: {node}; {hosts} {hosts:is|are} on it", node=node, hosts=group)
-
-
-_JOB_FAILURES = ("BackoffLimitExceeded", "PodFailurePolicy")
-
-
 def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
-    """Explain a job that was restarted several times and has saved nothing."""
-    status, last = derive_status(snapshot), snapshot.report.last_end
+    """Explain a job that was restarted several times and has not saved a step."""
+    status, last_end = derive_status(snapshot), snapshot.report.last_end
     if (
         status.restart_counts.charged < _CRASH_LOOP_RESTARTS
         or "log" in snapshot.unread_reasons
         or snapshot.report.committed_step is not None
     ):
         return None
-    last_step = None if last is None else last.verdict.step
+    last_step = None if last_end is None else last_end.verdict.step
     if status.state is State.RUNNING and last_step is not None and (status.step or 0) > last_step:
         return None
     template = (
@@ -251,13 +260,13 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
         "{restarts.limit} restarts are used up"
     )
     headline = Text(template, restarts=status.restart_counts)
-    limit = failures.describe_earlier_excess(snapshot)
-    if last is not None:
+    limit_note = failures.describe_earlier_excess(snapshot)
+    if last_end is not None:
         template = "; last: {result}: {message}"
-        headline += Text(template, result=last.result, message=last.verdict.message)
-        limit = limit or failures.describe_full_shm(snapshot, last.verdict)
-    if limit is not None:
-        headline += Text("; {limit}", limit=limit)
+        headline += Text(template, result=last_end.result, message=last_end.verdict.message)
+        limit_note = limit_note or failures.describe_full_shm(snapshot, last_end.verdict)
+    if limit_note is not None:
+        headline += Text("; {limit}", limit=limit_note)
     event = snapshot.find_event(*_JOB_FAILURES, kind="Job")
     evidence = (*_describe_last_ends(snapshot), *describe_event(event))
     return Answer("crash-loop", headline, evidence, advise_reading_logs(snapshot))
@@ -269,64 +278,77 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
 def explain_node_lost(snapshot: Snapshot) -> Answer | None:
     """Explain a node that does not answer: its pods stay until it comes back or is deleted."""
     event = snapshot.find_event("NodeNotReady", kind="Pod")
-    unready = [
+    unready_hosts = [
         host
         for host in snapshot.hosts
         if host.running and not host.is_ready and not host.is_leaving
     ]
     if event is None:
-        # Lost nodes are reported by events only.
-        if "events" not in snapshot.unread_reasons or not unready:
+        # Only an event tells whether a pod is not ready because its node is lost.
+        if "events" not in snapshot.unread_reasons or not unready_hosts:
             return None
         template = "runs, but {hosts} {hosts:is|are} not ready"
-        headline = Text(template, hosts=host_group(unready, snapshot))
+        headline = Text(template, hosts=host_group(unready_hosts, snapshot))
         return unread_answer(snapshot, "events", headline)
-    lost = [host for host in unready if host.pod in event["names"]]
-    if not lost:
+    lost_hosts = [host for host in unready_hosts if host.pod in event["names"]]
+    if not lost_hosts:
         return None
     headline = Text(
         "waits: {nodes:node|nodes} {nodes} {nodes:is|are} NotReady, with {hosts} on "
         "{nodes:it|them}",
-        nodes=list(dict.fromkeys(host.node or "" for host in lost)),
-        hosts=host_group(lost, snapshot),
+        nodes=list(dict.fromkeys(host.node or "" for host in lost_hosts)),
+        hosts=host_group(lost_hosts, snapshot),
     )
     return Answer("node-lost", headline, describe_event(event))
 
 
 def explain_silent_node(snapshot: Snapshot) -> Answer | None:
-    """Explain a node that does not answer by what its object reports."""
-    node, stranded = snapshot.silent_node, _stranded_hosts(snapshot)
-    if node is None or not stranded:
+    """Explain a node that does not answer, if its object could be read."""
+    node, stranded_hosts = snapshot.silent_node, _stranded_hosts(snapshot)
+    if node is None or not stranded_hosts:
         return None
     tolerations = pod_template(snapshot.jobset)["spec"].get("tolerations", ())
     limits_s = [
         toleration["tolerationSeconds"]
         for toleration in tolerations
-        if toleration.get("key") in (None, _UNREACHABLE)
+        if toleration.get("key") in (None, _UNREACHABLE_TAINT)
         and toleration.get("effect") in (None, "NoExecute")
         and "tolerationSeconds" in toleration
     ]
-    step = _wait_for_node(
+    step = _advise_waiting_for_node(
         node["metadata"]["name"],
         "wait: Kubernetes evicts its pods after {tolerated:age}, but",
         tolerated=min(limits_s, default=_DEFAULT_TOLERATION_S),
     )
     evidence = describe_event(snapshot.find_event("NodeNotReady", kind="Pod"))
-    why = termination.describe_silence(node, snapshot.now)
-    return Answer("node-lost", _node_headline(snapshot, why, stranded), evidence, step)
+    description = termination.describe_silence(node, snapshot.now)
+    return Answer(
+        "node-lost", _describe_lost_node(snapshot, description, stranded_hosts), evidence, step
+    )
 
 
 def explain_deleted_node(snapshot: Snapshot) -> Answer | None:
     """Explain pods that still have phase Running on a node that no longer exists."""
-    node, stranded = snapshot.deleted_node, _stranded_hosts(snapshot)
-    if node is None or not stranded:
+    node, stranded_hosts = snapshot.deleted_node, _stranded_hosts(snapshot)
+    if node is None or not stranded_hosts:
         return None
-    headline = _node_headline(snapshot, termination.describe_deletion(node, snapshot.now), stranded)
-    return Answer("node-lost", headline, next_step=termination.wait_for_collection(stranded[0].pod))
+    headline = _describe_lost_node(
+        snapshot, termination.describe_deletion(node, snapshot.now), stranded_hosts
+    )
+    return Answer(
+        "node-lost",
+        headline,
+        next_step=termination.advise_waiting_for_collection(stranded_hosts[0].pod),
+    )
+
+
+def _describe_lost_node(snapshot: Snapshot, node: Text, stranded_hosts: list[Host]) -> Text:
+    group = host_group(stranded_hosts, snapshot)
+    return Text("waits: {node}; {hosts} {hosts:is|are} on it", node=node, hosts=group)
 
 
 def _stranded_hosts(snapshot: Snapshot) -> list[Host]:
-    """Return the hosts on the silent or deleted node that are not deleted themselves."""
+    """Return the hosts on a silent or deleted node whose pods are not being deleted."""
     return [
         host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving
     ]
@@ -334,7 +356,7 @@ def _stranded_hosts(snapshot: Snapshot) -> list[Host]:
 
 # --- lost hosts, of a gang whose processes have run in these pods ---------------------------------
 
-# What may hold up the pod that takes the place of a lost one.
+# Causes that delay the replacement of a lost pod.
 _POD_CAUSES: tuple[Cause, ...] = (
     admission.explain_missing_pods,
     scheduling.explain_unscheduled,
@@ -344,33 +366,35 @@ _POD_CAUSES: tuple[Cause, ...] = (
 
 
 def explain_lost_host(snapshot: Snapshot) -> Answer | None:
-    """Explain that a pod is missing, or a host holds no rank yet."""
+    """Explain what a gang does, after it has started, without some of its hosts."""
     state = derive_state(snapshot)
-    if state not in (State.RUNNING, State.GATHERING) or not has_begun(snapshot):
+    if state not in (State.RUNNING, State.GATHERING) or not has_gang_started(snapshot):
         return None
-    missing = missing_hosts(snapshot)
+    missing_numbers = missing_hosts(snapshot)
     if state is State.RUNNING:
-        return None if snapshot.report.is_judged else _explain_partial_run(snapshot, missing)
+        if snapshot.report.is_attempt_over:
+            return None
+        return _explain_partial_run(snapshot, missing_numbers)
     if (answer := _explain_new_leader(snapshot)) is not None:
         return answer
-    return _explain_missing_hosts(snapshot, missing) if missing else None
+    return _explain_missing_hosts(snapshot, missing_numbers) if missing_numbers else None
 
 
 def _explain_new_leader(snapshot: Snapshot) -> Answer | None:
-    """Explain that host 0 was made again, and the others, which kept their pods, are joining it."""
+    """Explain that the pod of host 0 was replaced, and the other hosts are joining the new one."""
     report, leader = snapshot.report, snapshot.hosts[0]
     joining = [number for number in report.missing_hosts if number != 0]
     if report.heartbeat is None:
         joining = [host.number for host in snapshot.hosts if host.number != 0]
     elif report.stage != "gather":
         return None
-    if not joining or not leader.has_started or not is_leader_new(snapshot):
+    if not joining or not leader.has_started or not is_leader_replaced(snapshot):
         return None
     age_s = seconds_since(leader.running.get("startedAt"), snapshot.now) or 0.0
-    by_number = {host.number: host for host in snapshot.hosts}
-    present = [by_number[number] for number in joining if number in by_number]
-    is_quick = all(host.has_started and not host.has_ended for host in present)
-    if age_s > _REJOIN_S or len(present) < len(joining) or not is_quick:
+    hosts_by_number = {host.number: host for host in snapshot.hosts}
+    present_hosts = [hosts_by_number[number] for number in joining if number in hosts_by_number]
+    are_running = all(host.has_started and not host.has_ended for host in present_hosts)
+    if age_s > _REJOIN_S or len(present_hosts) < len(joining) or not are_running:
         return None
     headline = Text(
         "starts again: host 0 was made again, and {joining} {numbers:is|are} joining it",
@@ -382,49 +406,52 @@ def _explain_new_leader(snapshot: Snapshot) -> Answer | None:
 
 
 def explain_blocked_completion(snapshot: Snapshot) -> Answer | None:
-    """Explain a Job that is not complete, after its ranks are done, because a node is silent."""
+    """Explain that the ranks are done, but a pod on a lost node keeps the Job from completing."""
     cut_off = cut_off_hosts(snapshot)
     if not cut_off or not snapshot.waits_for_pods or not is_gang_done(snapshot):
         return None
-    stuck = termination.find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
+    stuck_object = termination.find_stuck_object(snapshot) or _stuck_on_lost_node(
+        snapshot, cut_off[0]
+    )
     template = "has finished, but its Job is not complete before pod {pod} has ended: {what}"
-    headline = Text(template, pod=cut_off[0].pod, what=stuck.description)
-    return Answer("stuck", headline, _describe_last_ends(snapshot), stuck.next_step)
+    headline = Text(template, pod=cut_off[0].pod, what=stuck_object.description)
+    return Answer("stuck", headline, _describe_last_ends(snapshot), stuck_object.next_step)
 
 
-def _explain_missing_hosts(snapshot: Snapshot, missing: list[int]) -> Answer:
-    """Explain that the other hosts keep their pods."""
-    needed = [host for host in missing if host in snapshot.members] or missing
+def _explain_missing_hosts(snapshot: Snapshot, missing_numbers: list[int]) -> Answer:
+    """Explain that the gang waits for missing hosts, or is about to continue with spares."""
+    needed_numbers = [number for number in missing_numbers if number in snapshot.members]
+    needed_numbers = needed_numbers or missing_numbers
     spares = spare_hosts(snapshot)
-    if 0 not in needed and len(spares) >= len(needed):
-        # For the seconds until the processes start again, the gang waits for no pod.
-        spares = spares[: len(needed)]
+    if 0 not in needed_numbers and len(spares) >= len(needed_numbers):
+        # There are enough spares, so the processes start again within seconds.
+        spares = spares[: len(needed_numbers)]
         headline = Text(
             "is about to start again without {needed}: {names} {spares:takes its ranks|take "
             "their ranks}",
-            needed=render_numbers(needed),
+            needed=render_numbers(needed_numbers),
             names=render_numbers(spares),
             spares=spares,
         )
         return Answer("spare-used", headline, _describe_last_end(snapshot))
-    blocker = _explain_pod_blocker(snapshot, needed)
+    blocker = _explain_pod_blocker(snapshot, needed_numbers)
     headline = Text(
         "waits for {needed}{leads} to come back: {why}; the other {present:host} "
         "{present:keeps its pod|keep their pods}",
-        needed=render_numbers(needed),
-        leads=Text(", which leads," if needed == [0] else ""),
+        needed=render_numbers(needed_numbers),
+        leads=Text(", which leads," if needed_numbers == [0] else ""),
         why=blocker.headline,
-        present=snapshot.expected_hosts - len(missing),
+        present=snapshot.expected_hosts - len(missing_numbers),
     )
-    if hosts.can_move_ranks(snapshot.jobset) and 0 not in needed and not spares:
+    if hosts.can_move_ranks(snapshot.jobset) and 0 not in needed_numbers and not spares:
         headline += Text("; no spare is left")
     return dataclasses.replace(blocker, headline=headline)
 
 
-def _explain_partial_run(snapshot: Snapshot, missing: list[int]) -> Answer | None:
-    """Explain a job that runs without some hosts, or although a node does not answer."""
-    if reachable := reachable_hosts(snapshot):
-        return _explain_lost_kubelet(snapshot, reachable)
+def _explain_partial_run(snapshot: Snapshot, missing_numbers: list[int]) -> Answer | None:
+    """Explain a job that runs without some of its hosts, or on a node that does not answer."""
+    if running_hosts := reachable_hosts(snapshot):
+        return _explain_lost_kubelet(snapshot, running_hosts)
     members, initial = snapshot.members, hosts.initial_members(snapshot.jobset)
     activity = describe_phase(derive_status(snapshot))
     spares = spare_hosts(snapshot)
@@ -432,16 +459,16 @@ def _explain_partial_run(snapshot: Snapshot, missing: list[int]) -> Answer | Non
     if len(members) < len(initial):
         template = "runs with {members} of {initial:host}: {activity}"
         headline = Text(template, members=len(members), initial=len(initial), activity=activity)
-        if not missing:
+        if not missing_numbers:
             headline += Text("; {names} will hold ranks after the next save", names=names)
             return Answer("shrunk", headline)
-        blocker = _explain_pod_blocker(snapshot, missing)
+        blocker = _explain_pod_blocker(snapshot, missing_numbers)
         template = "; it waits for {missing} to grow again: {why}"
-        headline += Text(template, missing=render_numbers(missing), why=blocker.headline)
+        headline += Text(template, missing=render_numbers(missing_numbers), why=blocker.headline)
         return dataclasses.replace(blocker, situation="shrunk", headline=headline)
-    if not missing:
+    if not missing_numbers:
         return None
-    blocker = _explain_pod_blocker(snapshot, missing)
+    blocker = _explain_pod_blocker(snapshot, missing_numbers)
     template = "{names} {spares:is a spare|are spares}" if spares else "no spare is ready"
     headline = Text(
         "runs: {activity}, with its ranks on {members}; {left}, since {missing} {numbers:is|are} "
@@ -449,22 +476,25 @@ def _explain_partial_run(snapshot: Snapshot, missing: list[int]) -> Answer | Non
         activity=activity,
         members=render_numbers(members.hosts),
         left=Text(template, names=names, spares=spares),
-        missing=render_numbers(missing),
-        numbers=missing,
+        missing=render_numbers(missing_numbers),
+        numbers=missing_numbers,
         why=blocker.headline,
     )
     return dataclasses.replace(blocker, situation="spare-used", headline=headline)
 
 
-def _explain_lost_kubelet(snapshot: Snapshot, reachable: list[Host]) -> Answer:
-    """Explain that only the kubelet of a node is gone: nothing is lost before it is back."""
-    status, node = derive_status(snapshot), reachable[0].node or ""
+def _explain_lost_kubelet(snapshot: Snapshot, running_hosts: list[Host]) -> Answer:
+    """Explain that a node's kubelet does not answer, but the agents on the node do.
+
+    The job continues until the kubelet is back and ends the pods that were evicted meanwhile.
+    """
+    status, node = derive_status(snapshot), running_hosts[0].node or ""
     step = EMPTY_TEXT if status.step is None else Text(", at {step}", step=_describe_step(status))
     headline = Text(
         "runs{step}: {silence}, but {hosts:the agent|the agents} of {hosts} on it {hosts:does|do}",
         step=step,
         silence=_describe_silent_node(snapshot, node),
-        hosts=host_group([host for host in reachable if host.node == node], snapshot),
+        hosts=host_group([host for host in running_hosts if host.node == node], snapshot),
     )
     next_step = advise_ask(
         "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has "
@@ -476,29 +506,33 @@ def _explain_lost_kubelet(snapshot: Snapshot, reachable: list[Host]) -> Answer:
 
 
 def _describe_silent_node(snapshot: Snapshot, name: str) -> Text:
-    """Return what is known of a node that does not answer."""
+    """Return the description of a node that does not answer, from its object if it was read."""
     node = snapshot.silent_node
     if node is not None and node["metadata"]["name"] == name:
         return termination.describe_silence(node, snapshot.now)
     return Text("node {name} is NotReady", name=name)
 
 
-def _explain_pod_blocker(snapshot: Snapshot, missing: list[int]) -> Answer:
-    """Explain what holds up the pods of missing hosts; the headline is a clause.
+def _explain_pod_blocker(snapshot: Snapshot, missing_numbers: list[int]) -> Answer:
+    """Explain why the pods of missing hosts are not back, with a clause as the headline.
 
-    The evidence begins with how the last attempt ended.
+    The evidence begins with the end of the last attempt.
     """
     last_end = _describe_last_end(snapshot)
     if (answer := first_answer(_POD_CAUSES, snapshot)) is not None:
         clause, evidence = answer.clause or answer.headline, (*last_end, *answer.evidence)
         return Answer("host-lost", clause, evidence, answer.next_step)
-    present = [host for host in snapshot.hosts if host.number in missing and host.phase != "Failed"]
-    if cut_off := [host for host in cut_off_hosts(snapshot) if host in present]:
-        stuck = termination.find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
+    present_hosts = [
+        host for host in snapshot.hosts if host.number in missing_numbers and host.phase != "Failed"
+    ]
+    if cut_off := [host for host in cut_off_hosts(snapshot) if host in present_hosts]:
+        stuck_object = termination.find_stuck_object(snapshot) or _stuck_on_lost_node(
+            snapshot, cut_off[0]
+        )
         evidence = (*last_end, *describe_event(snapshot.find_event("NodeNotReady", kind="Pod")))
-        return Answer("host-lost", stuck.description, evidence, stuck.next_step)
-    if unresponsive := [host for host in unresponsive_hosts(snapshot) if host in present]:
-        host = unresponsive[0]
+        return Answer("host-lost", stuck_object.description, evidence, stuck_object.next_step)
+    if silent_hosts := [host for host in unresponsive_hosts(snapshot) if host in present_hosts]:
+        host = silent_hosts[0]
         template = (
             "its agent does not answer, and pod {host.pod} still reads as running on node "
             "{host.node}"
@@ -509,32 +543,32 @@ def _explain_pod_blocker(snapshot: Snapshot, missing: list[int]) -> Answer:
             delete=kubectl_command("delete", "pod", host.pod),
         )
         return Answer("host-lost", Text(template, host=host), last_end, step)
-    if present:
-        return Answer("host-lost", Text("{host} is starting", host=present[0].name), last_end)
+    if present_hosts:
+        return Answer("host-lost", Text("{host} is starting", host=present_hosts[0].name), last_end)
     template = (
         "{missing:its pod does|their pods do} not exist yet, since Kubernetes makes it again "
         "10 s after it failed"
     )
-    return Answer("host-lost", Text(template, missing=missing), last_end)
+    return Answer("host-lost", Text(template, missing=missing_numbers), last_end)
 
 
 def _describe_last_end(snapshot: Snapshot) -> Evidence:
-    last = snapshot.report.last_end
-    return () if last is None else (quote_message(last.description),)
+    last_end = snapshot.report.last_end
+    return () if last_end is None else (quote_message(last_end.description),)
 
 
 def _stuck_on_lost_node(snapshot: Snapshot, host: Host) -> StuckObject:
-    """Return what is known of the lost node of a pod that still has phase Running."""
+    """Return the description and the next step for a pod that is Running on a lost node."""
     node = snapshot.deleted_node
     if node is not None and node.name == host.node:
         return StuckObject(
             termination.describe_deletion(node, snapshot.now),
-            termination.wait_for_collection(host.pod),
+            termination.advise_waiting_for_collection(host.pod),
         )
     name = host.node or ""
     silence = _describe_silent_node(snapshot, name)
     description = Text("{silence}, with pod {pod} on it", silence=silence, pod=host.pod)
-    return StuckObject(description, _wait_for_node(name, pods="that pod"))
+    return StuckObject(description, _advise_waiting_for_node(name, pods="that pod"))
 
 
 # --- running pods ---------------------------------------------------------------------------------
@@ -542,34 +576,34 @@ def _stuck_on_lost_node(snapshot: Snapshot, host: Host) -> StuckObject:
 
 def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
     """Explain that the agents wait for each other."""
-    report, beat = snapshot.report, snapshot.report.heartbeat
-    if report.stage != "gather" or beat is None:
+    report, heartbeat = snapshot.report, snapshot.report.heartbeat
+    if report.stage != "gather" or heartbeat is None:
         return None
-    missing = report.missing_hosts
-    refused = tuple(map(quote_message, beat.refused))
-    if not missing:
-        return Answer("gathering", Text("is about to start: all hosts are connected"), refused)
+    missing_numbers = report.missing_hosts
+    refusals = tuple(map(quote_message, heartbeat.refused))
+    if not missing_numbers:
+        return Answer("gathering", Text("is about to start: all hosts are connected"), refusals)
     leaders = (host.running.get("startedAt") for host in snapshot.hosts if host.number == 0)
     waited_s = seconds_since(next(leaders, None), snapshot.now) or 0.0
-    if (last := report.last_end) is not None and last.at is not None:
-        # Host 0 has waited since the end of the attempt before.
-        waited_s = min(waited_s, max(0.0, snapshot.now.timestamp() - last.at))
-    is_late = waited_s >= _LATE_S
+    if (last_end := report.last_end) is not None and last_end.at is not None:
+        # In a new attempt of the same pods, host 0 waits since the end of the last attempt.
+        waited_s = min(waited_s, max(0.0, snapshot.now.timestamp() - last_end.at))
+    is_late = waited_s >= _SLOW_RENDEZVOUS_S
     template = "waits at rendezvous for {waited:age}" if is_late else "waits at rendezvous"
-    more = (beat.missing_count or len(missing)) - len(missing)
-    template += ": {missing} and {more} more" if more else ": {missing}"
+    unlisted_count = (heartbeat.missing_count or len(missing_numbers)) - len(missing_numbers)
+    template += ": {missing} and {more} more" if unlisted_count else ": {missing}"
     headline = Text(
         template + " of {expected} missing",
         waited=waited_s,
-        missing=render_numbers(missing),
-        more=more,
+        missing=render_numbers(missing_numbers),
+        more=unlisted_count,
         expected=snapshot.expected_hosts,
     )
-    pods = [host for host in snapshot.hosts if host.number in missing][:8]
-    evidence = (*map(_describe_pod, pods), *refused)
-    # Host 0 leads, and so it runs.
-    is_nameless = 0 in missing and is_late
-    if is_nameless:
+    listed_hosts = [host for host in snapshot.hosts if host.number in missing_numbers][:8]
+    evidence = (*map(_describe_pod, listed_hosts), *refusals)
+    # Host 0 runs the rendezvous. If it is missing there, it cannot resolve its own name.
+    is_dns_suspect = 0 in missing_numbers and is_late
+    if is_dns_suspect:
         headline += Text(
             "; not even host 0 reaches itself by the name that all hosts use: most likely DNS "
             "does not answer"
@@ -581,17 +615,17 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
         headline += Text(template, why=rejection.headline)
         next_step = rejection.next_step or SITUATIONS[rejection.situation].next_step
         return Answer("rendezvous", headline, (*describe_event(event), *evidence), next_step)
-    if is_nameless:
+    if is_dns_suspect:
         step = advise_run(
             "{logs}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs.",
             logs=launcher_command("logs", JOB_NAME),
         )
-    elif pods and not is_late:
+    elif listed_hosts and not is_late:
         step = advise_wait("wait: agents connect within seconds of their start.")
-    elif pods:
+    elif listed_hosts:
         step = advise_run(
             "{logs}; can it resolve and reach host 0? `{doctor}` checks the cluster's DNS.",
-            logs=kubectl_command("logs", pods[0].pod),
+            logs=kubectl_command("logs", listed_hosts[0].pod),
             doctor=DOCTOR,
         )
     else:
@@ -611,63 +645,67 @@ def _describe_pod(host: Host) -> Text:
 
 def explain_hang(snapshot: Snapshot) -> Answer | None:
     """Explain that a rank exceeded one of its timeouts."""
-    beat = snapshot.report.heartbeat
-    if snapshot.report.attempt_end is not None or beat is None or not beat.overdue:
+    heartbeat = snapshot.report.heartbeat
+    if snapshot.report.attempt_end is not None or heartbeat is None or not heartbeat.overdue:
         return None
-    headline = Text("hangs: {overdue}", overdue=beat.overdue)
+    headline = Text("hangs: {overdue}", overdue=heartbeat.overdue)
     return Answer("hang", headline, _describe_phases(snapshot))
 
 
 def explain_running(snapshot: Snapshot) -> Answer | None:
-    """Explain that it runs; an earlier failure is part of the answer."""
+    """Explain that the job runs, and the failure of the attempt before, if there was one."""
     status, report = derive_status(snapshot), snapshot.report
     if status.state is not State.RUNNING:
         return None
     if report.heartbeat is None:
         headline = Text("runs: {ready}", ready=_describe_ready(snapshot, status))
-        if (why := snapshot.unread_reasons.get("log")) is not None:
-            headline += Text("; what they do is unknown: {why}", why=why)
+        if (reason := snapshot.unread_reasons.get("log")) is not None:
+            headline += Text("; what they do is unknown: {why}", why=reason)
         return Answer("running", headline)
-    last, last_ends = report.last_end, _describe_last_ends(snapshot)
-    if last is not None and report.is_judged:
+    last_end, last_ends = report.last_end, _describe_last_ends(snapshot)
+    if last_end is not None and report.is_attempt_over:
         template = "has ended attempt {last.attempt}: {last.result}: {last.verdict.message}"
-        situation = "running" if last.verdict.code == contract.DONE else "restarting"
+        situation = "running" if last_end.verdict.code == contract.DONE else "restarting"
         next_step = advise_reading_logs(snapshot)
-        return Answer(situation, Text(template, last=last), last_ends, next_step)
+        return Answer(situation, Text(template, last=last_end), last_ends, next_step)
     headline, situation = Text("runs"), "running"
-    if last is not None and last.attempt + 1 == report.heartbeat.attempt:
-        message, situation = last.verdict.message[:200], "restarted"
-        headline += Text(" again after {result}: {message}", result=last.result, message=message)
-    ended = _describe_ended_ranks(snapshot)
+    if last_end is not None and last_end.attempt + 1 == report.heartbeat.attempt:
+        message, situation = last_end.verdict.message[:200], "restarted"
+        headline += Text(
+            " again after {result}: {message}", result=last_end.result, message=message
+        )
+    ended_note = _describe_ended_ranks(snapshot)
     if status.phase is None and status.ready is not None and status.ready < status.hosts:
         activity = _describe_ready(snapshot, status)
     else:
-        activity = describe_phase(status, is_partly=ended is not EMPTY_TEXT)
+        activity = describe_phase(status, is_partly=ended_note is not EMPTY_TEXT)
     if (joining := _describe_joining(snapshot)) is not EMPTY_TEXT:
         activity = joining + _describe_proxies(snapshot)
-    headline += Text(": {what}{ended}", what=activity, ended=ended)
+    headline += Text(": {what}{ended}", what=activity, ended=ended_note)
     step = PREPARING_STEP if status.phase == "prepare" else None
     return Answer(situation, headline, (*last_ends, *_describe_phases(snapshot)), step)
 
 
 def _describe_joining(snapshot: Snapshot) -> Text:
     """Return "rank 1 waits in jax.distributed.initialize for rank 0", or an empty text."""
-    beat = snapshot.report.heartbeat
-    joining = [] if beat is None else list(beat.phases.get("joining", ()))
-    if beat is None or not joining:
+    heartbeat = snapshot.report.heartbeat
+    joining = [] if heartbeat is None else list(heartbeat.phases.get("joining", ()))
+    if heartbeat is None or not joining:
         return EMPTY_TEXT
-    if beat.counts["joining"] == sum(beat.counts.values()):
+    if heartbeat.counts["joining"] == sum(heartbeat.counts.values()):
         return describe_phase(derive_status(snapshot))
-    others = [rank for phase in ("unsaid", "ended") for rank in beat.phases.get(phase, ())]
+    absent_ranks = [
+        rank for phase in ("unsaid", "ended") for rank in heartbeat.phases.get(phase, ())
+    ]
     template = "{names} {ranks:waits|wait} in jax.distributed.initialize"
     text = Text(template, names=render_numbers(joining, "rank"), ranks=joining)
-    return text + (
-        Text(" for {names}", names=render_numbers(others, "rank")) if others else EMPTY_TEXT
-    )
+    if absent_ranks:
+        text += Text(" for {names}", names=render_numbers(absent_ranks, "rank"))
+    return text
 
 
 def _describe_proxies(snapshot: Snapshot) -> Text:
-    """Return the variables of the pods that name a proxy, which may keep them from joining."""
+    """Return the proxy variables of the pods, which may keep ranks from joining each other."""
     containers = pod_template(snapshot.jobset).get("spec", {}).get("containers", [])
     environ = {
         variable["name"]: variable.get("value", "")
@@ -717,7 +755,7 @@ def describe_phase(status: JobStatus, *, is_partly: bool = False) -> Text:
             template = "preparing its text{spent}"
         case "joining":
             template = "its processes wait for each other in jax.distributed.initialize{spent}"
-        # Programs that report nothing.
+        # The ranks have reported no phase. A known number of steps shows that they will.
         case "unsaid" | None if status.steps is not None:
             template = "its processes start: imports, devices, JAX's own initialization{at}"
         case "unsaid" | None:
@@ -729,45 +767,52 @@ def describe_phase(status: JobStatus, *, is_partly: bool = False) -> Text:
 
 def _describe_ended_ranks(snapshot: Snapshot) -> Text:
     """Return "; rank 1 has ended, rank 0 still runs"."""
-    beat = snapshot.report.heartbeat
-    if beat is None:
+    heartbeat = snapshot.report.heartbeat
+    if heartbeat is None:
         return EMPTY_TEXT
-    total, number = sum(beat.counts.values()), beat.counts.get("ended", 0)
-    if not 0 < number < total:
+    total, ended_count = sum(heartbeat.counts.values()), heartbeat.counts.get("ended", 0)
+    if not 0 < ended_count < total:
         return EMPTY_TEXT
-    ended = list(beat.phases.get("ended", ()))
-    running = [rank for phase, ranks in beat.phases.items() if phase != "ended" for rank in ranks]
-    if len(ended) < number or len(running) < total - number:
-        return Text("; {number:rank} of {total} have ended", number=number, total=total)
+    ended_ranks = list(heartbeat.phases.get("ended", ()))
+    running_ranks = [
+        rank for phase, ranks in heartbeat.phases.items() if phase != "ended" for rank in ranks
+    ]
+    if len(ended_ranks) < ended_count or len(running_ranks) < total - ended_count:
+        return Text("; {number:rank} of {total} have ended", number=ended_count, total=total)
     return Text(
         "; {ended_names} {ended:has|have} ended, {running_names} still {running:runs|run}",
-        ended_names=render_numbers(ended, "rank"),
-        running_names=render_numbers(running, "rank"),
-        ended=ended,
-        running=running,
+        ended_names=render_numbers(ended_ranks, "rank"),
+        running_names=render_numbers(running_ranks, "rank"),
+        ended=ended_ranks,
+        running=running_ranks,
     )
 
 
 def _describe_phases(snapshot: Snapshot) -> Evidence:
-    """Return how many ranks are in which phase, if they differ."""
-    beat = snapshot.report.heartbeat
-    if beat is None or len(beat.counts) < 2:
+    """Return the number of ranks in each phase, if not all are in the same."""
+    heartbeat = snapshot.report.heartbeat
+    if heartbeat is None or len(heartbeat.counts) < 2:
         return ()
-    templates = dict.fromkeys(beat.counts, "{number:rank} in {phase} ({ranks})")
+    templates = dict.fromkeys(heartbeat.counts, "{number:rank} in {phase} ({ranks})")
     templates |= {
         "ended": "{number:rank} ended ({ranks})",
         "joining": "{number:rank} in jax.distributed.initialize ({ranks})",
         "unsaid": "{number:rank} running ({ranks})",
     }
     parts = [
-        Text(templates[phase], number=number, phase=phase, ranks=list(beat.phases.get(phase, ())))
-        for phase, number in beat.counts.items()
+        Text(
+            templates[phase],
+            number=number,
+            phase=phase,
+            ranks=list(heartbeat.phases.get(phase, ())),
+        )
+        for phase, number in heartbeat.counts.items()
     ]
     return (Text("{parts:; }", parts=parts),)
 
 
 def _describe_last_ends(snapshot: Snapshot) -> Evidence:
-    """Return the last verdicts, the newest first."""
+    """Return the ends of the last three attempts, the newest first."""
     report = snapshot.report
     ends = [*report.earlier_ends, *filter(None, [report.attempt_end])]
     return tuple(quote_message(end.description) for end in reversed(ends[-3:]))

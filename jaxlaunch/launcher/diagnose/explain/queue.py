@@ -1,4 +1,4 @@
-"""Causes: Kueue has not admitted the job or has evicted it, for a queue or a quota. Pure."""
+"""Causes of a job that Kueue has not admitted or has evicted. Pure functions."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _QUOTA_TOO_SMALL = re.compile(
     r"podsets requests \((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > "
     r"maximum capacity \((?P<most>[^)]*)\)"
 )
-_CLOSED_TEXT = "namespace doesn't match ClusterQueue selector"
+_NAMESPACE_MISMATCH = "namespace doesn't match ClusterQueue selector"
 _UNCOVERED_RESOURCE = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
 _QUOTA_STEP = SITUATIONS["quota"].next_step
 _RESUME_STEP = advise_ask("ask the queue's administrator to resume it.")
 _LIST_QUEUES = kubectl_command("get", "localqueues")
-# Kueue creates a Workload within a second.
-_QUIET_S = 10.0
+# Kueue creates the Workload of a JobSet within a second.
+_WORKLOAD_DELAY_S = 10.0
 
 
 def explain_queue(snapshot: Snapshot) -> Answer | None:
@@ -73,7 +73,7 @@ def _explain_saving(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_backoff(snapshot: Snapshot, workload: Obj) -> Answer | None:
-    """Explain a job that Kueue evicted for unready pods, and queues again after a pause."""
+    """Explain a job that Kueue evicted because its pods were not ready, and will queue again."""
     requeue = workload.get("status", {}).get("requeueState") or {}
     requeue_at = parse_time(requeue.get("requeueAt"))
     if requeue_at is None or requeue_at <= snapshot.now:
@@ -89,10 +89,10 @@ def _explain_backoff(snapshot: Snapshot, workload: Obj) -> Answer | None:
 
 def _explain_missing_workload(snapshot: Snapshot) -> Answer:
     queue = snapshot.queue
-    if (why := snapshot.unread_reasons.get("workloads")) is not None:
+    if (reason := snapshot.unread_reasons.get("workloads")) is not None:
         template = "is suspended, by queue {queue} or by `launcher stop`: {why}"
-        return Answer("unread", Text(template, queue=queue, why=why))
-    if (seconds_since(snapshot.created_at, snapshot.now) or 0.0) < _QUIET_S:
+        return Answer("unread", Text(template, queue=queue, why=reason))
+    if (seconds_since(snapshot.created_at, snapshot.now) or 0.0) < _WORKLOAD_DELAY_S:
         template = "was just submitted to queue {queue}: Kueue has not created its Workload yet"
         return Answer("queued", Text(template, queue=queue))
     template = "is suspended, and Kueue has created no Workload for it in queue {queue}"
@@ -126,34 +126,36 @@ def _inactive_answer(snapshot: Snapshot, queue: str, state: objects.InactiveQueu
     fields = {"queue": queue, "policy": state.stop_policy, "reason": state.reason}
     active = Text("Active=False: {message}", message=state.message)
     if state.stop_policy is None:
-        template, states = "{queue} is inactive: {reason}", [active]
+        template, details = "{queue} is inactive: {reason}", [active]
         step = advise_ask("ask the cluster administrator to fix what the message names.")
     else:
         template, step = "{queue} is stopped (stopPolicy: {policy})", _RESUME_STEP
         policy = Text("stopPolicy: {policy}", policy=state.stop_policy)
-        states = [policy, active] if state.message else [policy]
-    headline = _headline_start(snapshot) + Text(template, **fields)
-    evidence = Text("{queue}: {states}", queue=queue, states=states)
+        details = [policy, active] if state.message else [policy]
+    headline = _begin_headline(snapshot) + Text(template, **fields)
+    evidence = Text("{queue}: {states}", queue=queue, states=details)
     return Answer("queue-stopped", headline, (evidence, *_describe_conditions(snapshot)), step)
 
 
 def _explain_admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
-    """Explain a job whose quota is reserved, and which waits for checks, such as new nodes."""
+    """Explain a job with reserved quota that waits for admission checks, for example new nodes."""
     if not is_condition_true(workload, "QuotaReserved"):
         return None
     checks = workload.get("status", {}).get("admissionChecks") or ()
-    pending = [check for check in checks if check.get("state") != "Ready"]
-    if not pending:
+    pending_checks = [check for check in checks if check.get("state") != "Ready"]
+    if not pending_checks:
         headline = Text("is admitted by queue {queue} and about to start", queue=snapshot.queue)
         return Answer("queued", headline, _describe_conditions(snapshot))
     template = "{name}: {state}: {message}"
-    evidence = tuple(Text(template, **{"state": None, "message": ""} | check) for check in pending)
+    evidence = tuple(
+        Text(template, **{"state": None, "message": ""} | check) for check in pending_checks
+    )
     headline = Text(
         "waits: quota is reserved in queue {queue}, but admission check {checks} has not passed",
         queue=snapshot.queue,
-        checks=[check["name"] for check in pending],
+        checks=[check["name"] for check in pending_checks],
     )
-    if messages := [check["message"] for check in pending if check.get("message")]:
+    if messages := [check["message"] for check in pending_checks if check.get("message")]:
         headline += Text(": {message}", message=messages[0])
     return Answer("admission-check", headline, evidence)
 
@@ -162,11 +164,11 @@ def _explain_quota(snapshot: Snapshot, message: str) -> Answer:
     """Explain a job that the quota does not allow now, or never will."""
     evidence = (*_describe_conditions(snapshot), *_describe_quotas(snapshot))
     situation, headline, step = _explain_reservation(snapshot, message)
-    return Answer(situation, _headline_start(snapshot) + headline, evidence, step)
+    return Answer(situation, _begin_headline(snapshot) + headline, evidence, step)
 
 
 def _explain_reservation(snapshot: Snapshot, message: str) -> tuple[str, Text, NextStep | None]:
-    """Return the situation, what Kueue says of the quota, and the next step."""
+    """Return the situation, the reason why quota is not reserved, and the next step."""
     cluster_queue = objects.cluster_queue_name(snapshot.local_queue)
     template = "queue {queue} (ClusterQueue {behind})" if cluster_queue else "queue {queue}"
     queue = Text(template, queue=snapshot.queue, behind=cluster_queue)
@@ -180,7 +182,7 @@ def _explain_reservation(snapshot: Snapshot, message: str) -> tuple[str, Text, N
         template = "{queue} is full: {more} more {resource} is needed in flavor {flavor}"
         headline = Text(template, queue=queue, **match.groupdict())
         return "quota", headline + _describe_usage(snapshot, **match.groupdict()), None
-    if _CLOSED_TEXT in message:
+    if _NAMESPACE_MISMATCH in message:
         step = advise_change(
             "set another of `{queues}` as queue: in job.yaml, or ask the cluster administrator to "
             "label the namespace as the ClusterQueue's namespaceSelector requires.",
@@ -197,20 +199,20 @@ def _explain_reservation(snapshot: Snapshot, message: str) -> tuple[str, Text, N
         return "quota-uncovered", headline, None
     if message:
         reason = str(find_condition(snapshot.workload or {}, "QuotaReserved").get("reason", ""))
-        template, situation, unadmitted_step = "{queue}", "queued", _QUOTA_STEP
+        template, situation, next_step = "{queue}", "queued", _QUOTA_STEP
         if reason in _UNADMITTED_REASONS:
-            template, situation, unadmitted_step = _UNADMITTED_REASONS[reason]
+            template, situation, next_step = _UNADMITTED_REASONS[reason]
             template += " ({reason})"
         template += ": {message}"
         headline = Text(template, queue=queue, reason=reason, message=message)
-        return situation, headline, unadmitted_step
+        return situation, headline, next_step
     return "queued", Text("its turn in {queue} has not come", queue=queue), _QUOTA_STEP
 
 
 _FIX_OR_ASK = advise_change("fix what the message names, or ask the cluster administrator.")
-# Reasons for which Kueue 0.19 and newer does not reserve quota (KEP 10852, read in November 2026),
-# the situation of each, and what to do. Before it, and where its feature gate is off, all are
-# Pending or Inadmissible.
+# Reasons for which Kueue does not reserve quota: the beginning of the headline, the situation, and
+# the next step. They exist since Kueue 0.19 (KEP 10852, read in November 2026). In older versions,
+# or if the feature gate is off, the reason is always Pending or Inadmissible.
 _UNADMITTED_REASONS: Mapping[str, tuple[str, str, NextStep | None]] = {
     "Misconfigured": ("{queue} or the job is misconfigured", "queue-missing", _FIX_OR_ASK),
     "ExceedsMaxQuota": ("{queue} can never admit it", "quota-never", None),
@@ -235,8 +237,8 @@ _UNADMITTED_REASONS: Mapping[str, tuple[str, str, NextStep | None]] = {
 }
 
 
-def _headline_start(snapshot: Snapshot) -> Text:
-    """Return how the headline begins: with why the job was evicted, if it was."""
+def _begin_headline(snapshot: Snapshot) -> Text:
+    """Return the beginning of a headline, which says why the job was evicted if it was."""
     if is_condition_true(snapshot.workload or {}, "Evicted"):
         return _describe_eviction(snapshot) + Text(" and waits: ")
     return Text("waits: ")
@@ -250,14 +252,12 @@ def _describe_eviction(snapshot: Snapshot) -> Text:
     return Text(template, reason=reason, preemptor=snapshot.preempted_by)
 
 
-_HELD = "stopPolicy: HoldAndDrain"
-
-
+_HOLD_AND_DRAIN = "stopPolicy: HoldAndDrain"
 _EVICTION_TEXTS: Mapping[str, str] = {
     "Preempted": "was preempted by another job",
     "PodsReadyTimeout": "was evicted because its pods were not ready in time ({reason})",
-    "ClusterQueueStopped": f"was evicted because the ClusterQueue was stopped ({_HELD})",
-    "LocalQueueStopped": f"was evicted because the LocalQueue was stopped ({_HELD})",
+    "ClusterQueueStopped": f"was evicted because the ClusterQueue was stopped ({_HOLD_AND_DRAIN})",
+    "LocalQueueStopped": f"was evicted because the LocalQueue was stopped ({_HOLD_AND_DRAIN})",
     "AdmissionCheck": "was evicted because an admission check failed ({reason})",
     "NodeFailures": "was evicted because nodes failed, and Kueue found no replacement ({reason}, "
     "TASFailedNodeReplacement)",
@@ -267,26 +267,29 @@ _EVICTION_TEXTS: Mapping[str, str] = {
 
 
 def _describe_conditions(snapshot: Snapshot) -> Evidence:
-    """Return the conditions of the Workload that keep it from being admitted."""
+    """Return the conditions of the Workload that show why it is not admitted."""
     workload = snapshot.workload or {}
-    states = [find_condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")]
+    conditions = [
+        find_condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")
+    ]
     template = "Workload {workload}: {type}={status}: {message}"
     return tuple(
-        Text(template, workload=workload["metadata"]["name"], **state)
-        for state in states
-        if state.get("message") and (state["type"] == "Evicted" or state["status"] != "True")
+        Text(template, workload=workload["metadata"]["name"], **condition)
+        for condition in conditions
+        if condition.get("message")
+        and (condition["type"] == "Evicted" or condition["status"] != "True")
     )
 
 
 def _describe_quotas(snapshot: Snapshot) -> Evidence:
-    """Return the quota of each resource, its reserved part, and the number of pending jobs."""
+    """Return a line for each quota of the ClusterQueue, and the number of pending jobs."""
     if (queue := snapshot.cluster_queue) is None:
         return ()
     template = "quota of {resource} in flavor {flavor}: {reserved} used of {nominal}"
     lines = [Text(template, **quota._asdict()) for quota in objects.queue_quotas(queue)]
-    if (pending := queue.get("status", {}).get("pendingWorkloads")) is not None:
+    if (pending_count := queue.get("status", {}).get("pendingWorkloads")) is not None:
         template = "ClusterQueue {name}: {jobs:job} pending in it"
-        lines.append(Text(template, name=queue["metadata"]["name"], jobs=pending))
+        lines.append(Text(template, name=queue["metadata"]["name"], jobs=pending_count))
     return tuple(lines)
 
 

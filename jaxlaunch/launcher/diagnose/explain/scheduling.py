@@ -1,4 +1,8 @@
-"""Causes: pods that cannot be scheduled, by resource, taint or label. Pure."""
+"""Causes of pods without a node: claims, labels, taints, resources, the scheduler. Pure functions.
+
+The scheduler's message counts nodes by reason. If the nodes could be read, the cause is found from
+them instead: they show which values the nodes have and what the largest of them could hold.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +34,15 @@ _CLAIM_ERROR = re.compile(
 )
 _UNBOUND_TEXT = "unbound immediate PersistentVolumeClaims"
 _SINGLE_POD_TEXT = "ReadWriteOncePod access mode"
-# A scheduler that works on many pods may be behind.
-_QUIET_S = 15.0
+# A scheduler with many pods in its queue has looked at each within this time.
+_SCHEDULER_DELAY_S = 15.0
 _INSUFFICIENT = re.compile(r"(\d+) Insufficient ([^,.\s]+(?:\.[^,.\s]+)*)")
 _VOLUME_AFFINITY = re.compile(
     r"node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node affinity)"
 )
 
-# Events of the Cluster Autoscaler, of Karpenter, and of ProvisioningRequests.
+# Reasons of the events of the Cluster Autoscaler, of Karpenter and of ProvisioningRequests.
 _SCALE_UP_EVENTS = ("TriggeredScaleUp", "Nominated", "ProvisioningRequestAccepted")
-
-
 _AUTOSCALER_EVENTS = (
     *_SCALE_UP_EVENTS,
     "NotTriggerScaleUp",
@@ -57,16 +59,19 @@ _LABELS_STEP = advise_change("check accelerator, capacity and node_selector: in 
 
 def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
     """Explain pods that are Pending without a node."""
-    waiting = [host for host in snapshot.hosts if host.unscheduled and not host.is_leaving]
-    if not waiting:
+    waiting_hosts = [host for host in snapshot.hosts if host.unscheduled and not host.is_leaving]
+    if not waiting_hosts:
         return _explain_ignored_pods(snapshot)
-    message = waiting[0].unscheduled.get("message", "")
-    group = host_group(waiting, snapshot)
+    message = waiting_hosts[0].unscheduled.get("message", "")
+    group = host_group(waiting_hosts, snapshot)
     event = snapshot.find_event(*_AUTOSCALER_EVENTS)
     evidence = describe_event(event)
     if message:
-        evidence = (Text("Pod {pod}: {message}", pod=waiting[0].pod, message=message), *evidence)
-    if all(host.unscheduled.get("reason") == "SchedulingGated" for host in waiting):
+        evidence = (
+            Text("Pod {pod}: {message}", pod=waiting_hosts[0].pod, message=message),
+            *evidence,
+        )
+    if all(host.unscheduled.get("reason") == "SchedulingGated" for host in waiting_hosts):
         template = "{hosts} cannot be scheduled yet: the pod has a scheduling gate"
         return waiting_answer("gated", Text(template, hosts=group), evidence)
     if (answer := _explain_claims(snapshot, message, group, evidence)) is not None:
@@ -85,21 +90,21 @@ def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
     if (event := event or next(karpenter_events, None)) is None:
         return answer
     template = "; the autoscaler adds no node: {message}"
-    return answer.append_headline(Text(template, message=event["message"]))
+    return answer.append_to_headline(Text(template, message=event["message"]))
 
 
 def _explain_ignored_pods(snapshot: Snapshot) -> Answer | None:
-    """Explain pods at which no scheduler has looked."""
-    waiting = [
+    """Explain pods without a node that no scheduler has considered."""
+    waiting_hosts = [
         host
         for host in snapshot.hosts
         if host.node is None and not host.is_leaving and not host.has_ended
     ]
-    ages_s = (seconds_since(host.created_at, snapshot.now) or 0.0 for host in waiting)
+    ages_s = (seconds_since(host.created_at, snapshot.now) or 0.0 for host in waiting_hosts)
     waited_s = min(ages_s, default=0.0)
-    if waited_s < _QUIET_S:
+    if waited_s < _SCHEDULER_DELAY_S:
         return None
-    group = host_group(waiting, snapshot)
+    group = host_group(waiting_hosts, snapshot)
     if (warning := snapshot.newest_warning) is not None and warning["kind"] == "Pod":
         headline = Text("{hosts} cannot be scheduled: {reason}: {message}", **warning, hosts=group)
         step = advise_change("fix what the message names.")
@@ -116,7 +121,7 @@ def _explain_ignored_pods(snapshot: Snapshot) -> Answer | None:
 def _explain_claims(
     snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
 ) -> Answer | None:
-    """Explain a PersistentVolumeClaim that does not exist, is not bound, or cannot be mounted."""
+    """Explain a PersistentVolumeClaim that is missing, unbound, in use or on no reachable node."""
     claims = hosts.claim_names(snapshot.jobset)
     if match := _CLAIM_ERROR.search(message):
         claim = match["claim"]
@@ -137,15 +142,15 @@ def _explain_claims(
             "FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning"
         )
         claim = ", ".join(claims) or "a claim"
-        template, why = "PersistentVolumeClaim {claim} is not bound", ""
+        template, event_message = "PersistentVolumeClaim {claim} is not bound", ""
         if event is not None:
-            claim, why = event["names"][0], event["message"]
+            claim, event_message = event["names"][0], event["message"]
             template += ": {why}"
         step = advise_change(
             "{describe}: it needs a StorageClass that provisions, or a matching PersistentVolume.",
             describe=kubectl_command("describe", "pvc", claim),
         )
-        headline = Text(template, claim=claim, why=why)
+        headline = Text(template, claim=claim, why=event_message)
         return waiting_answer("claim-unbound", headline, (*evidence, *describe_event(event)), step)
     if _SINGLE_POD_TEXT in message:
         template = "PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it"
@@ -170,28 +175,31 @@ def _unschedulable_answer(
 def _explain_no_node(
     snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
 ) -> Answer:
-    """Explain that no node fits, by the first requirement that rules out every node."""
+    """Explain that no node fits, by the first requirement that no node meets."""
     if snapshot.nodes is None:
         return _explain_by_message(message, group, evidence)
     pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
-    waiting = (host for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
-    # Admission may have changed the pod.
-    spec = {**pod_template(snapshot.jobset).get("spec", {}), **pods[next(waiting).pod]["spec"]}
+    waiting_hosts = (host for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
+    # The pod's own spec has priority over the template, since admission may have changed it.
+    spec = {
+        **pod_template(snapshot.jobset).get("spec", {}),
+        **pods[next(waiting_hosts).pod]["spec"],
+    }
     fit = fit_nodes(spec, snapshot.nodes)
     counts = Text(
         "{fit.total:node} in the cluster: {fit.selected} with its labels, {fit.tolerated} of these "
         "without an untolerated taint, {fit.large} of these large enough when empty",
         fit=fit,
     )
-    lines = (*evidence, counts)
+    details = (*evidence, counts)
     if fit.total == 0:
         reason = Text("the cluster has no nodes")
-        return _unschedulable_answer("no-nodes", group, reason, lines, _NODES_STEP)
+        return _unschedulable_answer("no-nodes", group, reason, details, _NODES_STEP)
     if fit.selected == 0:
         reason = _describe_missing_label(fit, spec)
-        return _unschedulable_answer("node-selector", group, reason, lines, _LABELS_STEP)
+        return _unschedulable_answer("node-selector", group, reason, details, _LABELS_STEP)
     if fit.tolerated == 0:
-        return _explain_taint(fit, snapshot.nodes, group, lines)
+        return _explain_taint(fit, snapshot.nodes, group, details)
     if fit.large == 0:
         template = "{requested} {name}, the largest node has {most}"
         parts = [
@@ -199,8 +207,8 @@ def _explain_no_node(
             for name, (requested, most) in fit.shortages.items()
         ] or [Text("more than any single node has")]
         reason = Text("each host requests {parts:; }", parts=parts)
-        return _unschedulable_answer("resource", group, reason, lines, _NODES_STEP)
-    return _explain_full_nodes(fit, message, group, lines)
+        return _unschedulable_answer("resource", group, reason, details, _NODES_STEP)
+    return _explain_full_nodes(fit, message, group, details)
 
 
 def _describe_missing_label(fit: NodeFit, spec: Obj) -> Text:
@@ -213,15 +221,19 @@ def _describe_missing_label(fit: NodeFit, spec: Obj) -> Text:
     return Text("no node has all of the labels {labels}", labels=labels)
 
 
-def _explain_taint(fit: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
-    taint, number = max(fit.untolerated_taints.items(), key=lambda item: item[1])
-    more = len(fit.untolerated_taints) - 1
+def _explain_taint(
+    fit: NodeFit, nodes: Sequence[Obj], group: HostGroup, evidence: Evidence
+) -> Answer:
+    taint, node_count = max(fit.untolerated_taints.items(), key=lambda item: item[1])
+    other_count = len(fit.untolerated_taints) - 1
     template = (
-        "untolerated taint {taint} (and {more} more)" if more else "untolerated taint {taint}"
+        "untolerated taint {taint} (and {more} more)"
+        if other_count
+        else "untolerated taint {taint}"
     )
     template += " on {number} of {nodes:node}"
-    reason = Text(template, taint=taint, more=more, number=number, nodes=fit.selected)
-    condition = _CONDITIONS.get(taint.partition(":")[0])
+    reason = Text(template, taint=taint, more=other_count, number=node_count, nodes=fit.selected)
+    condition = _CONDITION_BY_TAINT.get(taint.partition(":")[0])
     step = advise_change("add a toleration (tolerations: in job.yaml), or select other nodes.")
     if taint.startswith("node.kubernetes.io/unschedulable"):
         step = advise_change("nodes are cordoned: kubectl uncordon them, or wait.")
@@ -230,19 +242,19 @@ def _explain_taint(fit: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: 
         unhealthy = next((node for node in nodes if find_condition(node, condition)), None)
         if unhealthy is not None:
             words.append(unhealthy["metadata"]["name"])
-            state = find_condition(unhealthy, condition)
-            if message := state.get("message") or state.get("reason"):
+            condition_state = find_condition(unhealthy, condition)
+            if message := condition_state.get("message") or condition_state.get("reason"):
                 reason += Text(": {name}: {message}", name=words[-1], message=message)
         step = advise_wait(
             "wait until such nodes are well, or ask the cluster administrator: {describe}",
             describe=kubectl_command(*words, is_namespaced=False),
         )
-    return _unschedulable_answer("taint", group, reason, lines, step)
+    return _unschedulable_answer("taint", group, reason, evidence, step)
 
 
-# Taints that Kubernetes itself sets for a condition of the node, by that condition: no toleration
-# makes it well.
-_CONDITIONS = {
+# Taints that Kubernetes sets for a condition of the node. Such a node has to recover, so the advice
+# is not to tolerate the taint.
+_CONDITION_BY_TAINT = {
     "node.kubernetes.io/not-ready": "Ready",
     "node.kubernetes.io/unreachable": "Ready",
     "node.kubernetes.io/network-unavailable": "NetworkUnavailable",
@@ -252,48 +264,52 @@ _CONDITIONS = {
 }
 
 
-def _explain_full_nodes(fit: NodeFit, message: str, group: HostGroup, lines: Evidence) -> Answer:
-    """Explain that nodes which would fit exist, but other pods use them."""
-    short = list(dict.fromkeys(name for _, name in _INSUFFICIENT.findall(message)))
-    _, _, reasons = _ABOUT_PREEMPTION.split(message)[0].partition(": ")
-    # Each part is a number of nodes and a reason.
+def _explain_full_nodes(fit: NodeFit, message: str, group: HostGroup, evidence: Evidence) -> Answer:
+    """Explain that some nodes would fit a host, but not with the pods that are on them now."""
+    short_resources = list(dict.fromkeys(name for _, name in _INSUFFICIENT.findall(message)))
+    _, _, reasons = _PREEMPTION_PART.split(message)[0].partition(": ")
+    # The message is a list of numbers of nodes, each with a reason.
     rules = [
-        part.rstrip(".") for part in re.split(r", (?=\d+ )", reasons) if _RULED_OUT.search(part)
+        part.rstrip(".")
+        for part in re.split(r", (?=\d+ )", reasons)
+        if _PLACEMENT_RULES.search(part)
     ]
-    if short:
-        reason = Text("insufficient free {short: and }", short=short)
+    if short_resources:
+        reason = Text("insufficient free {short: and }", short=short_resources)
         step = advise_wait("wait until other pods end, request less, or add nodes.")
-        answer = _unschedulable_answer("resource", group, reason, lines, step)
+        answer = _unschedulable_answer("resource", group, reason, evidence, step)
     elif rules:
-        answer = _unschedulable_answer("spread", group, Text("{rules}", rules=rules), lines)
+        answer = _unschedulable_answer("spread", group, Text("{rules}", rules=rules), evidence)
     else:
-        answer = _explain_by_message(message, group, lines)
-    return answer.append_headline(
+        answer = _explain_by_message(message, group, evidence)
+    return answer.append_to_headline(
         Text("; {nodes:node} would fit a host when empty", nodes=fit.large)
     )
 
 
-# The reasons by which the scheduler counts nodes, and the situation of each. Kubernetes 1.28 to
-# 1.35.
-_ABOUT_PREEMPTION = re.compile(r"[.,]? ?(?:no new claims to deallocate,?)? ?preemption:")
-_RULED_OUT = re.compile(
+# Beginning of the second part of a scheduler's message, about preemption.
+_PREEMPTION_PART = re.compile(r"[.,]? ?(?:no new claims to deallocate,?)? ?preemption:")
+_PLACEMENT_RULES = re.compile(
     r"topology spread constraints|pod (?:anti-)?affinity rules|existing pods anti-affinity rules"
 )
-_REASONS = (
+# Reasons in the messages of the scheduler (Kubernetes 1.28 to 1.35), and the situation of each.
+_SITUATION_PATTERNS = (
     (r"Insufficient \S+", "resource"),
     (r"untolerated taint", "taint"),
     (r"didn't match Pod's node affinity/selector", "node-selector"),
     (r"were unschedulable", "taint"),
     (r"didn't have free ports", "ports"),
-    (_RULED_OUT, "spread"),
+    (_PLACEMENT_RULES, "spread"),
 )
 
 
 def _explain_by_message(message: str, group: HostGroup, evidence: Evidence) -> Answer:
-    """Explain by the scheduler's message, if the nodes are not known or not the reason."""
-    situations = (situation for pattern, situation in _REASONS if re.search(pattern, message))
+    """Explain by the scheduler's message, if the nodes are not known or do not show the reason."""
+    situations = (
+        situation for pattern, situation in _SITUATION_PATTERNS if re.search(pattern, message)
+    )
     situation = next(situations, "unschedulable")
-    message = _ABOUT_PREEMPTION.split(message)[0]
+    message = _PREEMPTION_PART.split(message)[0]
     step = None if situation == "spread" else _NODES_STEP
     reason = quote_message(message)
     if not message.strip():

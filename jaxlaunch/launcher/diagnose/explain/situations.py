@@ -1,6 +1,6 @@
-"""The situations of `explain`: key for scripts, meaning, next step and documentation.
+"""The situations of `explain`: a key for scripts, the meaning, documentation and the next step.
 
-The table of docs/explain.md is generated from these rows.
+The table of docs/explain.md is generated from them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Situation(NamedTuple):
     """Meaning of a situation, and what to do.
 
     Attributes:
-        meaning: The sentence of docs/explain.md.
-        section: The section of docs/troubleshooting.md, or None where nothing is wrong.
-        next_step: What to do where that is the same for all jobs. Otherwise the answer has its own.
+        meaning: Clause for docs/explain.md, with the job as "it".
+        section: Section of docs/troubleshooting.md, or None if nothing is wrong.
+        next_step: What to do, or None if every answer with this situation has its own next step.
     """
 
     meaning: str
@@ -57,7 +57,7 @@ _ACCESS = "access-to-the-cluster"
 _MEMORY_STEP = advise_change(
     "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
 )
-_LOGS = advise_run("{logs} shows how it ended.", logs=launcher_command("logs", JOB_NAME))
+_LOGS_STEP = advise_run("{logs} shows how it ended.", logs=launcher_command("logs", JOB_NAME))
 
 SITUATIONS: Mapping[str, Situation] = {
     "unknown": Situation("there is no job of that name", _ACCESS),
@@ -70,7 +70,7 @@ SITUATIONS: Mapping[str, Situation] = {
             doctor=DOCTOR,
         ),
     ),
-    # over, or ending
+    # The job has ended or is ending.
     "done": Situation(
         "all processes finished",
         None,
@@ -120,7 +120,7 @@ SITUATIONS: Mapping[str, Situation] = {
         advise_wait("wait; every pod has its grace period to save a checkpoint."),
     ),
     "stuck": Situation("a finalizer or an unresponsive node blocks a deletion", "deletion"),
-    # held back by Kueue
+    # Kueue has not admitted the job.
     "queued": Situation("it is waiting for its turn in the queue"),
     "queue-silent": Situation(
         "Kueue has created no Workload for it",
@@ -169,7 +169,7 @@ SITUATIONS: Mapping[str, Situation] = {
         advise_wait("the check's message says what it waits for, often new nodes."),
     ),
     "preempted": Situation("it was preempted or evicted, and its pods still save", _QUEUES),
-    # rejected by the API server
+    # The API server or a controller keeps its objects from being created.
     "unattended": Situation(
         "a controller, JobSet's or the Job controller, has not acted on it", _REJECTED
     ),
@@ -229,7 +229,7 @@ SITUATIONS: Mapping[str, Situation] = {
         advise_change("change what the message names, in job.yaml or in the namespace."),
     ),
     "creating": Situation("its pods are being created", None, advise_wait("wait a moment.")),
-    # Pending, without a node
+    # Its pods have no node.
     "resource": Situation("no node has enough of a resource, or enough of it free", _PENDING),
     "taint": Situation(
         "every node that matches its node selector has an untolerated taint", _PENDING
@@ -275,7 +275,7 @@ SITUATIONS: Mapping[str, Situation] = {
         advise_wait("wait: new nodes take minutes; if none come, check the autoscaler."),
     ),
     "unschedulable": Situation("its pods are unschedulable for another reason", _PENDING),
-    # on its nodes, not started
+    # Its pods have nodes, and their containers have not started.
     "image": Situation("an image cannot be pulled", "images"),
     "secret-missing": Situation("a Secret, or a key of it, does not exist", _VOLUMES),
     "configmap-missing": Situation("a ConfigMap, or a key of it, does not exist", _VOLUMES),
@@ -310,7 +310,7 @@ SITUATIONS: Mapping[str, Situation] = {
         None,
         advise_wait("wait; a large image takes minutes on a new node."),
     ),
-    # started
+    # Its containers have started.
     "gathering": Situation("all hosts are connected, and it is about to start"),
     "sidecar": Situation(
         "a container that runs next to the program failed, or still runs after the "
@@ -343,7 +343,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "restarting": Situation(
         "an attempt ended, and the next one is starting, in these pods or in new ones",
         None,
-        _LOGS,
+        _LOGS_STEP,
     ),
     "disrupted": Situation(
         "pods were removed: a drain, an eviction, a preemption, a lost node",
@@ -366,10 +366,11 @@ SITUATIONS: Mapping[str, Situation] = {
     "crash-loop": Situation(
         "it crashes and restarts again and again without saving a checkpoint",
         _RESTARTS,
-        _LOGS,
+        _LOGS_STEP,
     ),
 }
 
+# Next step for each exit code of an agent.
 STEPS_BY_CODE: Mapping[int, NextStep] = {
     code: advise_resubmit(step, again=SUBMIT_AGAIN) if "{again}" in step else advise_change(step)
     for code, outcome in contract.OUTCOMES.items()
@@ -378,7 +379,7 @@ STEPS_BY_CODE: Mapping[int, NextStep] = {
 
 
 def section_link(situation: str, code: int | None = None) -> str | None:
-    """Return the documentation link of a situation, or None if nothing is wrong."""
+    """Return the command that shows the documentation of a situation, or None if there is none."""
     if situation == "failed" and code is not None:
         return troubleshooting.command_for_code(code)
     section = SITUATIONS[situation].section
@@ -386,12 +387,13 @@ def section_link(situation: str, code: int | None = None) -> str | None:
 
 
 def render_page(text: str) -> str:
-    """Return docs/explain.md with the table in `text` replaced by that of the rows."""
+    """Return the text of docs/explain.md with its table of situations generated again."""
     table = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
-    for key, row in SITUATIONS.items():
-        step = "`explain` says what to do"
-        if row.next_step is not None:
-            step = Renderer().render(row.next_step.full_text())
-        link = "" if row.section is None else f"[{row.section}](troubleshooting.md#{row.section})"
-        table += f"| `{key}` | {row.meaning} | {step} | {link} |\n"
+    for key, situation in SITUATIONS.items():
+        step, link = "`explain` says what to do", ""
+        if situation.next_step is not None:
+            step = Renderer().render(situation.next_step.full_text())
+        if situation.section is not None:
+            link = f"[{situation.section}](troubleshooting.md#{situation.section})"
+        table += f"| `{key}` | {situation.meaning} | {step} | {link} |\n"
     return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)

@@ -1,1 +1,1 @@
-"""The logs of a job."""
+"""`launcher logs`: the lines of a job's pods, merged by time or followed."""

@@ -1,8 +1,8 @@
-"""Following the logs of a job: from every pod that starts, including those of the next generations.
+"""Following the logs of all pods of a job, including the pods of later generations.
 
-Each watch and each followed log runs in a daemon thread, which puts its results as callables into
-one queue. The main thread takes them from the queue, so that only one thread prints and changes
-state.
+Each watch and each followed log runs in a daemon thread, which puts its results into one queue as
+callables. The main thread takes them from the queue and calls them, so that only one thread prints
+and changes state.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from jaxlaunch.launcher.kubernetes.watch import Outage, is_transient
 POLL_PERIOD_S = 1.0
 # Pause before a broken stream is opened again.
 RECONNECT_PAUSE_S = 1.0
-# Logs of ended pods are abandoned after this long without a line.
+# At the end, reading of the remaining logs stops after this long without a line.
 DRAIN_TIMEOUT_S = 10.0
-# Status of a log whose pod no longer exists.
+# Status of the API server's response if the pod of a log no longer exists.
 NOT_FOUND_STATUS = 404
-# A slow terminal may be this many lines behind.
+# If the terminal is slow, the threads wait when it is this many lines behind.
 MAX_QUEUED_LINES = 10_000
 
 Show = Callable[[Line], None]
@@ -62,8 +62,8 @@ def follow_logs(
 ) -> None:
     """Show the selected lines of a job as they are written, until its JobSet ends.
 
-    Restarts are followed, and a broken stream is continued where it broke. At the end the rest of
-    the logs of pods that have ended is shown, within a time limit if the JobSet continues.
+    Pods of later generations are followed too, and a broken stream is continued where it broke. At
+    the end the rest of the logs of ended pods is read, until no line comes for DRAIN_TIMEOUT_S.
 
     Args:
         cluster: The cluster.
@@ -72,18 +72,18 @@ def follow_logs(
         selection: Lines to show.
         show: Called with each line, on the calling thread.
         say: Called with messages about generations, outages and logs that were not read to the end.
-        window: How far back to begin.
-        should_stop: Called once a second. The function returns early if it returns True.
+        window: Start of the lines.
+        should_stop: Called once a second. If it returns True, no more lines are waited for.
 
     Raises:
         ClusterError: If the JobSet is deleted, the cluster rejects a request or cannot be reached.
-        UserError: If too many pods are selected at once.
+        UserError: If more than MAX_STREAMS pods are selected.
     """
     _Follower(cluster, namespace, name, selection, show, say, window).run(should_stop)
 
 
 class Notices:
-    """Messages about generations and suspension, from changes of pods and of the JobSet. Pure."""
+    """Messages about generations and suspension, derived from changes of pods and the JobSet."""
 
     def __init__(self) -> None:
         self._generation: int | None = None
@@ -91,7 +91,7 @@ class Notices:
         self._is_suspended = False
 
     def host_notices(self, host: Host) -> Iterator[str]:
-        """Yield a message when a generation begins, and one when it has ended, each once."""
+        """Yield a message if a generation has begun, and one if it has ended, each only once."""
         if self._generation is None or host.generation > self._generation:
             if host.generation > 0:
                 yield f"generation {host.generation} begins"
@@ -101,21 +101,24 @@ class Notices:
             yield f"generation {host.generation} ended: {host.termination_report.verdict.message}"
 
     def jobset_notices(self, jobset: Obj) -> Iterator[str]:
-        """Yield a message each time that the JobSet is suspended."""
+        """Yield a message if the JobSet was suspended since the last call."""
         if is_suspended(jobset) and not self._is_suspended:
             yield "suspended: no pods until it is resumed"
         self._is_suspended = is_suspended(jobset)
 
 
 class ShownLines:
-    """Lines of one log that were shown. A reopened stream repeats the lines of its last second."""
+    """Detects lines of one log that were shown before.
+
+    A stream can be opened again at a whole second, so it repeats the lines since then.
+    """
 
     def __init__(self) -> None:
-        # Latest timestamp of a line.
+        # Timestamp of the newest line.
         self.newest = ""
-        # Lines with that timestamp. The pieces of one long line share it.
+        # Number of lines with that timestamp, which the pieces of one long line share.
         self._count = 0
-        # Lines with that timestamp that the stream will repeat, or None if nothing is repeated.
+        # Number of these that the stream has yet to repeat, or None after the repeated lines.
         self._repeated_count: int | None = None
 
     def restart_stream(self) -> None:
@@ -123,7 +126,7 @@ class ShownLines:
         self._repeated_count = self._count if self.newest else None
 
     def is_new(self, line: Line) -> bool:
-        """Return whether a line is new, and count it as shown."""
+        """Return whether a line is new, and count it as shown if it is."""
         if self._repeated_count is not None:
             if line.at < self.newest:
                 return False
@@ -149,20 +152,20 @@ class _Follower:
         window: LogWindow,
     ) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
-        self._select, self._show, self._say, self._window = selection, show, say, window
-        self._place = {"name": name, "namespace": namespace}
+        self._selection, self._show, self._say, self._window = selection, show, say, window
+        self._metadata = {"name": name, "namespace": namespace}
         self._outage = Outage(cluster, say)
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED_LINES)
         self._notices = Notices()
         self._jobset: Obj = {}
-        # Names of pods, including pods that have ended.
+        # Names of the pods whose logs were opened, and of those whose logs are still read.
         self._attached_pods: set[str] = set()
         self._open_pods: set[str] = set()
-        # Set when nothing more is expected.
+        # Whether to stop waiting for new lines.
         self._is_over = False
-        # Set when the JobSet itself has ended, so its pods write no more.
+        # Whether the JobSet has ended, so that its pods write no more.
         self._has_ended = False
-        # Set when the JobSet was deleted, so that nothing says how the job ended.
+        # Whether the JobSet was deleted before it had ended, so that its result is unknown.
         self._is_deleted = False
 
     def run(self, should_stop: Callable[[], bool]) -> None:
@@ -171,7 +174,7 @@ class _Follower:
             partial(self._cluster.get, JOBSETS, self._name, self._namespace)
         )
         if jobset is None:
-            raise deleted_error(self._cluster, self._place)
+            raise deleted_error(self._cluster, self._metadata)
         self._jobset = jobset
         fields, labels = f"metadata.name={self._name}", f"{NAME_LABEL}={self._name}"
         self._start_thread(self._watch_objects, JOBSETS, "", fields, self._on_jobset)
@@ -184,10 +187,10 @@ class _Follower:
                 self._is_over, checked_at = self._is_over or should_stop(), time.monotonic()
         self._drain_logs()
         if self._is_deleted:
-            raise deleted_error(self._cluster, self._place)
+            raise deleted_error(self._cluster, self._metadata)
 
     def _drain_logs(self) -> None:
-        """Read the rest of the logs. The watch of pods may lag behind, so they are listed again."""
+        """Read the rest of the logs, also of pods that the watch has not reported yet."""
         labels, deadline = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_TIMEOUT_S
         list_pods = partial(self._cluster.list, PODS, self._namespace, labels=labels)
         try:
@@ -198,21 +201,23 @@ class _Follower:
             self._on_pod("MODIFIED", pod)
         # The log of a pod that still runs has no end.
         current_hosts = [host for pod in pods for host in hosts.newest_hosts(self._jobset, [pod])]
-        running = {host.pod for host in current_hosts if not (host.has_ended or host.is_leaving)}
+        running_pods = {
+            host.pod for host in current_hosts if not (host.has_ended or host.is_leaving)
+        }
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        while unfinished := self._open_pods - (set() if self._has_ended else running):
+        while unfinished_pods := self._open_pods - (set() if self._has_ended else running_pods):
             if time.monotonic() >= deadline:
                 break
             if self._handle_next(0.1) and self._has_ended:
                 deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        if unfinished:
+        if unfinished_pods:
             hint = f"`launcher logs -n {self._namespace} {self._name}` reads them again"
-            self._say(f"not read to the end: {', '.join(sorted(unfinished))}; {hint}")
+            self._say(f"not read to the end: {', '.join(sorted(unfinished_pods))}; {hint}")
 
-    def _handle_next(self, seconds: float) -> bool:
+    def _handle_next(self, timeout_s: float) -> bool:
         """Handle the next item of the queue. Return False if none comes within this time."""
         try:
-            callback = self._inbox.get(timeout=seconds)
+            callback = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return False
         callback()
@@ -221,9 +226,9 @@ class _Follower:
     # --- events of the watches --------------------------------------------------------------------
 
     def _on_jobset(self, event: str, jobset: dict[str, Any]) -> None:
-        is_another = jobset["metadata"].get("uid") not in (None, self._jobset["metadata"]["uid"])
-        if event == "DELETED" or is_another:
-            # How a job ended that is deleted by its ttl is known.
+        is_replaced = jobset["metadata"].get("uid") not in (None, self._jobset["metadata"]["uid"])
+        if event == "DELETED" or is_replaced:
+            # If the JobSet had ended before, it was deleted by its ttl.
             self._is_deleted = not (self._has_ended or terminal_state(jobset))
             self._is_over = self._has_ended = True
         elif terminal_state(jobset) is not None:
@@ -241,7 +246,7 @@ class _Follower:
                 self._say(text)
             source = logs.log_source(self._jobset, host)
             is_new = host.has_started and host.pod not in self._attached_pods
-            if not is_new or not source.may_match(self._select):
+            if not is_new or not source.may_match(self._selection):
                 continue
             if len(self._open_pods) >= MAX_STREAMS:
                 limit = f"--follow reads at most {MAX_STREAMS} pods at once"
@@ -253,17 +258,17 @@ class _Follower:
 
     # --- threads ----------------------------------------------------------------------------------
 
-    def _start_thread(self, body: Callable[..., None], *args: Any) -> None:
-        """Run `body` in a daemon thread, because a stream without new lines cannot be stopped."""
+    def _start_thread(self, target: Callable[..., None], *args: Any) -> None:
+        """Run `target` in a daemon thread, because a stream without new lines cannot be stopped."""
 
         def run_guarded() -> None:
             try:
-                body(*args)
+                target(*args)
             except Exception as error:
                 # The main thread raises it again in run().
                 self._inbox.put(partial(_raise_error, error))
 
-        threading.Thread(target=run_guarded, name=f"follow {body.__name__}", daemon=True).start()
+        threading.Thread(target=run_guarded, name=f"follow {target.__name__}", daemon=True).start()
 
     def _watch_objects(self, kind: Kind, labels: str, fields: str, on_event: OnEvent) -> None:
         for event, obj in self._cluster.watch(kind, self._namespace, labels=labels, fields=fields):
@@ -273,18 +278,18 @@ class _Follower:
         """Read one pod's log to its end. A broken stream is continued after the last line."""
         shown, window = ShownLines(), self._window
         while True:
-            cluster_and_namespace = self._cluster, self._namespace
             try:
-                for line in logs.read_pod_log(
-                    *cluster_and_namespace, source, self._select, window, follow=True
-                ):
+                lines = logs.read_pod_log(
+                    self._cluster, self._namespace, source, self._selection, window, follow=True
+                )
+                for line in lines:
                     if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
                 break
             except UnreachableError:
                 pass
             except ApiError as error:
-                # A node that does not answer may come back.
+                # After a transient error, such as a node that does not answer, it tries again.
                 if not is_transient(error):
                     if error.status != NOT_FOUND_STATUS:
                         message = logs.describe_unreadable(source.pod, error, source.node)

@@ -1,4 +1,8 @@
-"""Log lines of a job: parsed, selected by rank and pattern, and merged by time."""
+"""Log lines of a job: reading them from pods, selection by rank and pattern, merging by time.
+
+The log of a pod has the lines of all processes of the host, each with its rank, and lines and
+records of the agent. The kubelet prefixes each line with a timestamp.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,13 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import CONTINUATION_MARK, TailLine
 from jaxlaunch.records.members import Members
 
-_RANKED = re.compile(r"\[(\d+)\] ?(.*)", re.DOTALL)
-_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)"
-_STAMPED = re.compile(rf"({_TIME})(?: (.*))?", re.DOTALL)
+_RANKED_LINE = re.compile(r"\[(\d+)\] ?(.*)", re.DOTALL)
+_TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)"
+_TIMESTAMPED_LINE = re.compile(rf"({_TIMESTAMP})(?: (.*))?", re.DOTALL)
 _EARLIEST_TIME = datetime.min.replace(tzinfo=UTC)
-# All ranks of a gang up to this size are shown by default.
+# By default all ranks of a gang are shown if it has at most this many.
 _SMALL_GANG_SIZE = 16
-_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+_RANK_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +54,17 @@ class Line:
 
 def parse_line(host: int, text: str) -> Line:
     """Parse a line of an agent's output: `[RANK] text` of a process, or the agent's own text."""
-    match = _RANKED.fullmatch(text)
+    match = _RANKED_LINE.fullmatch(text)
     return Line(host, int(match[1]), match[2]) if match else Line(host, None, text)
 
 
 def parse_stamped_line(host: int, generation: int, text: str, previous: Line | None = None) -> Line:
     """Parse a line of a pod's log, which begins with the kubelet's timestamp.
 
-    A continuation of a long line has no timestamp and takes the time and rank of the line
-    `previous` it. Any other line without a timestamp is a message of the kubelet.
+    A continuation of a long line has no timestamp. It gets the time and rank of `previous`, the
+    line before it. Any other line without a timestamp is a message of the kubelet.
     """
-    match = _STAMPED.fullmatch(text)
+    match = _TIMESTAMPED_LINE.fullmatch(text)
     if match is None and previous is not None and text.startswith(CONTINUATION_MARK):
         return dataclasses.replace(previous, text=text)
     at, line_text = (match[1], match[2] or "") if match else ("", text)
@@ -68,17 +72,17 @@ def parse_stamped_line(host: int, generation: int, text: str, previous: Line | N
 
 
 def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
-    """Merge streams that are each sorted by time, with one line of each in memory."""
+    """Merge streams that are each sorted by time, holding one line of each in memory."""
 
-    def time_written(line: Line) -> datetime:
+    def parse_time(line: Line) -> datetime:
         try:
             return datetime.fromisoformat(line.at)
         except ValueError:
-            # A message of the kubelet, such as one about a missing log, has no time and comes
+            # A message of the kubelet, for example about a missing log, has no time. It comes
             # first.
             return _EARLIEST_TIME
 
-    return heapq.merge(*streams, key=time_written)
+    return heapq.merge(*streams, key=parse_time)
 
 
 # --- selection ------------------------------------------------------------------------------------
@@ -92,7 +96,7 @@ class Selection:
     pattern: re.Pattern[str] | None = None
 
     def matches(self, line: Line, ranks: range) -> bool:
-        """Return whether a line of the host with these `ranks` is selected."""
+        """Return whether a line is selected. An agent's line is, if one of its `ranks` is."""
         if self.pattern is not None and self.pattern.search(line.text) is None:
             return False
         return self.matches_any_rank(ranks if line.rank is None else (line.rank,))
@@ -103,7 +107,7 @@ class Selection:
 
 
 def parse_selection(ranks: str | None, pattern: str | None) -> Selection:
-    """Parse `--rank` and `--grep`. Raises UserError when either cannot be parsed."""
+    """Parse the values of `--rank` and `--grep`. Raises UserError if one is invalid."""
     try:
         return Selection(_parse_ranks(ranks), None if pattern is None else re.compile(pattern))
     except re.error as error:
@@ -115,62 +119,69 @@ def _parse_ranks(text: str | None) -> frozenset[int] | None:
         return None
     ranks: set[int] = set()
     for part in text.split(","):
-        match = _RANGE.fullmatch(part)
+        match = _RANK_RANGE.fullmatch(part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise UserError(f"--rank {text} is not a list of ranks.", "write 3, or 0,4-7, or all.")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
 
 
-def check_ranks_exist(select: Selection, processes: int) -> None:
+def check_ranks_exist(selection: Selection, processes: int) -> None:
     """Raise UserError if a selected rank does not exist."""
-    missing = sorted(rank for rank in select.ranks or () if rank >= processes)
-    if missing:
+    missing_ranks = sorted(rank for rank in selection.ranks or () if rank >= processes)
+    if missing_ranks:
         hint = "the only rank is 0" if processes == 1 else f"ranks are 0–{processes - 1}"
-        raise UserError(f"--rank {missing[0]} does not exist: {hint}.")
+        raise UserError(f"--rank {missing_ranks[0]} does not exist: {hint}.")
 
 
-def default_selection(processes: int, failing: int | None = None) -> Selection:
+def default_selection(processes: int, failed_rank: int | None = None) -> Selection:
     """Return all ranks of a small gang, or rank 0 and the failing rank of a large one."""
-    return Selection(None if processes <= _SMALL_GANG_SIZE else frozenset({0, failing or 0}))
+    return Selection(None if processes <= _SMALL_GANG_SIZE else frozenset({0, failed_rank or 0}))
 
 
 # --- the logs of pods -----------------------------------------------------------------------------
 
-# Pods that are read at once, line by line.
+# The logs of up to this many pods are read at once, line by line.
 MAX_STREAMS = 64
-# Concurrent requests for a larger number of pods.
+# The logs of more pods are read by this many threads, one log at a time each.
 MAX_READERS = 16
-# Limit for a kubelet that does not answer, unless the log is followed.
+# Timeout for a log that is not followed.
 LOG_TIMEOUT_S = 20.0
-# Lines of each pod of a larger number of pods without `--tail`.
+# Number of last lines that are read from each of more than MAX_STREAMS pods without `--tail`.
 DEFAULT_TAIL_LINES = 1000
-_REQUEST = b"GET /output HTTP/1.1\r\nHost: agent\r\n\r\n"
+_OUTPUT_REQUEST = b"GET /output HTTP/1.1\r\nHost: agent\r\n\r\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class LogSource:
-    """Log of one host in one generation."""
+    """Log of one host in one generation.
+
+    Attributes:
+        pod: Name of the pod.
+        host: Number of the host.
+        generation: Generation of the pod.
+        ranks: Ranks that the host holds now.
+        node: Node of the pod.
+        has_moved_ranks: Whether ranks may have moved, so that the log has lines of other ranks.
+        agent_port: Port at which the agent serves the last lines, if it runs.
+    """
 
     pod: str
     host: int
     generation: int
-    # Ranks that the host holds now.
     ranks: range
     node: str | None = None
-    # Ranks move between hosts, so the log may have lines of other ranks.
     has_moved_ranks: bool = False
-    # Port at which a running agent serves the last lines.
     agent_port: int | None = None
 
-    def may_match(self, select: Selection) -> bool:
+    def may_match(self, selection: Selection) -> bool:
         """Return whether the log may contain selected lines."""
-        return self.has_moved_ranks or select.matches_any_rank(self.ranks)
+        return self.has_moved_ranks or selection.matches_any_rank(self.ranks)
 
 
 @dataclasses.dataclass(frozen=True)
 class LogWindow:
-    """Start of the lines to read: seconds ago, the last `tail` selected lines, or a time."""
+    """Start of the lines to read: `seconds` ago, the last `tail` selected lines, or a time."""
 
     seconds: int | None = None
     tail: int | None = None
@@ -181,23 +192,30 @@ FULL_WINDOW = LogWindow()
 
 
 def log_source(jobset: Obj, host: Host, members: Members | None = None) -> LogSource:
-    """Return the log of one host, with its ranks by `members` or the start of the gang.
+    """Return the log of one host. Its ranks are from `members`, by default those at first.
 
-    If ranks can move between hosts, any pod may have lines of any rank. In a large gang only the
-    pods that hold a rank now are read.
+    If ranks can move between hosts, any pod may have lines of any rank. For a large gang that is
+    ignored, so that only the pods that hold a selected rank now are read.
     """
     ranks = (members or hosts.initial_members(jobset)).ranks_of(host.number)
-    may_hold_others = hosts.can_move_ranks(jobset) and hosts.count_hosts(jobset) <= MAX_STREAMS
+    has_moved_ranks = hosts.can_move_ranks(jobset) and hosts.count_hosts(jobset) <= MAX_STREAMS
     port = hosts.metrics_port(jobset) if host.running and host.has_started else None
-    place = host.pod, host.number, host.generation
-    return LogSource(*place, ranks, host.node, may_hold_others, port)
+    return LogSource(
+        pod=host.pod,
+        host=host.number,
+        generation=host.generation,
+        ranks=ranks,
+        node=host.node,
+        has_moved_ranks=has_moved_ranks,
+        agent_port=port,
+    )
 
 
 def read_logs(
     cluster: Cluster,
     namespace: str,
     sources: Sequence[LogSource],
-    select: Selection,
+    selection: Selection,
     window: LogWindow = FULL_WINDOW,
     *,
     report_unread: Callable[[str], None],
@@ -205,30 +223,32 @@ def read_logs(
 ) -> Iterator[Line]:
     """Yield the selected lines of all sources in order of time.
 
-    If there are many sources, only the last lines of each are read. If the kubelet has rotated a
-    log and has no line of a process or too few, the agent is asked for its last lines, which have
-    no times.
+    If there are more than MAX_STREAMS sources, only the last lines of each are read. After the
+    kubelet has rotated a log, it returns no lines of the processes or too few. Then the last lines
+    are read from the agent, which has no times.
 
     Args:
         cluster: The cluster.
         namespace: Namespace of the pods.
         sources: Logs to read.
-        select: Lines to select.
-        window: How far back to read.
+        selection: Lines to select.
+        window: Start of the lines.
         report_unread: Called with a message for each log that cannot be read, for example because
             its node is gone.
         say: Called when lines come from an agent.
     """
-    is_many = len(sources) > MAX_STREAMS
-    if is_many and window.tail is None:
+    has_many_sources = len(sources) > MAX_STREAMS
+    if has_many_sources and window.tail is None:
         window = dataclasses.replace(window, tail=DEFAULT_TAIL_LINES)
 
     def read_log(source: LogSource) -> Iterator[Line]:
         try:
-            lines = read_pod_log(cluster, namespace, source, select, window)
-            if not is_many and window.seconds is None:
-                agent_lines = partial(_read_agent_lines, cluster, namespace, source, select, window)
-                lines = _complete_rotated(lines, agent_lines, source, window, say)
+            lines = read_pod_log(cluster, namespace, source, selection, window)
+            if not has_many_sources and window.seconds is None:
+                read_agent = partial(
+                    _read_agent_lines, cluster, namespace, source, selection, window
+                )
+                lines = _complete_rotated(lines, read_agent, source, window, say)
             yield from lines
         except (ApiError, UnreachableError) as error:
             if isinstance(error, UnreachableError) and not error.was_sent:
@@ -236,9 +256,11 @@ def read_logs(
             report_unread(describe_unreadable(source.pod, error, source.node))
 
     def start_reading(source: LogSource) -> Iterator[Line]:
-        # The first line is read here, so that the logs are opened concurrently.
+        # The first line is read here, in a thread, so that the logs are opened concurrently.
         lines = read_log(source)
-        return itertools.chain(list(itertools.islice(lines, None if is_many else 1)), lines)
+        return itertools.chain(
+            list(itertools.islice(lines, None if has_many_sources else 1)), lines
+        )
 
     with ThreadPoolExecutor(MAX_READERS) as pool:
         return merge_lines(list(pool.map(start_reading, sources)))
@@ -251,8 +273,8 @@ def _complete_rotated(
     window: LogWindow,
     say: Callable[[str], None],
 ) -> Iterator[Line]:
-    """Yield the lines of a log, with the agent's instead if the kubelet has none or too few."""
-    # Without a tail, one line of a process is enough to know that the kubelet has its log.
+    """Yield the lines of a log, or the agent's lines if the kubelet has none or too few."""
+    # Without a tail, one line of a process shows that the kubelet has the log.
     first_lines, count = list[Line](), 0
     for line in lines:
         first_lines.append(line)
@@ -262,8 +284,8 @@ def _complete_rotated(
     needed_count = 1 if window.tail is None else window.tail
     agent_lines = read_agent() if count < needed_count else []
     if len(agent_lines) > count:
-        shown = "the last lines are shown as its agent has them, without times"
-        say(f"the kubelet of pod {source.pod} has rotated its log: {shown}")
+        note = "the last lines are shown as its agent has them, without times"
+        say(f"the kubelet of pod {source.pod} has rotated its log: {note}")
         first_lines = [*agent_lines, *(line for line in first_lines if line.rank is None)]
     yield from first_lines
     yield from lines
@@ -278,15 +300,15 @@ def read_pod_log(
     cluster: Cluster,
     namespace: str,
     source: LogSource,
-    select: Selection,
+    selection: Selection,
     window: LogWindow = FULL_WINDOW,
     *,
     follow: bool = False,
 ) -> Iterator[Line]:
-    """Yield the selected lines of one source without the agents' records."""
+    """Yield the selected lines of one source. The agents' records are left out."""
     tail = window.tail
     if tail is not None:
-        tail = _tail_length(cluster, namespace, source, select, window)
+        tail = _tail_length(cluster, namespace, source, selection, window)
     texts = cluster.log(
         namespace,
         source.pod,
@@ -298,22 +320,25 @@ def read_pod_log(
         timestamps=True,
         timeout_s=None if follow else LOG_TIMEOUT_S,
     )
-    return _select_lines(texts, source, select)
+    return _select_lines(texts, source, selection)
 
 
-def _select_lines(texts: Iterable[str], source: LogSource, select: Selection) -> Iterator[Line]:
+def _select_lines(texts: Iterable[str], source: LogSource, selection: Selection) -> Iterator[Line]:
     line: Line | None = None
     for text in texts:
         line = parse_stamped_line(source.host, source.generation, text, line)
         is_record = line.rank is None and log_lines.is_for_programs(line.text)
-        if not is_record and select.matches(line, source.ranks):
+        if not is_record and selection.matches(line, source.ranks):
             yield line
 
 
 def _tail_length(
-    cluster: Cluster, namespace: str, source: LogSource, select: Selection, window: LogWindow
+    cluster: Cluster, namespace: str, source: LogSource, selection: Selection, window: LogWindow
 ) -> int:
-    """Return the number of last lines of a log that hold `window.tail` selected lines."""
+    """Return how many last lines of a log contain `window.tail` selected lines.
+
+    Four times more lines are read each time, until there are enough or the log begins.
+    """
     line_count = window.tail or 0
     for power in itertools.count(1):
         length = line_count * 4**power
@@ -326,26 +351,30 @@ def _tail_length(
             timestamps=True,
             timeout_s=LOG_TIMEOUT_S,
         )
-        flags = [any(_select_lines([text], source, select)) for text in texts]
-        positions = [place for place, is_wanted in enumerate(reversed(flags), 1) if is_wanted]
-        if len(positions) >= line_count:
-            return positions[line_count - 1] if line_count else 0
-        if len(flags) < length:
-            return len(flags)
+        are_selected = [any(_select_lines([text], source, selection)) for text in texts]
+        selected_positions = [
+            position
+            for position, is_selected in enumerate(reversed(are_selected), 1)
+            if is_selected
+        ]
+        if len(selected_positions) >= line_count:
+            return selected_positions[line_count - 1] if line_count else 0
+        if len(are_selected) < length:
+            return len(are_selected)
     raise AssertionError("a log ends")
 
 
 def _read_agent_lines(
-    cluster: Cluster, namespace: str, source: LogSource, select: Selection, window: LogWindow
+    cluster: Cluster, namespace: str, source: LogSource, selection: Selection, window: LogWindow
 ) -> list[Line]:
-    """Return the last selected lines of each process as the agent has them."""
+    """Return the last selected lines of each process from the agent, without times."""
     if source.agent_port is None:
         return []
     selected = list[Line]()
     by_rank = read_agent_lines(cluster, namespace, source.pod, source.agent_port)
     for rank, texts in by_rank.items():
         lines = [Line(source.host, rank, text, generation=source.generation) for text in texts]
-        matching = [line for line in lines if select.matches(line, source.ranks)]
+        matching = [line for line in lines if selection.matches(line, source.ranks)]
         selected += matching[-(window.tail or len(matching)) :]
     return selected
 
@@ -356,24 +385,26 @@ def read_agent_lines(
     """Return the last lines of each process of a pod from its agent, by rank.
 
     A kubelet returns only the newest file of a log, which is empty after a rotation. The result is
-    empty if the agent does not answer because it is stopping, it is of an older version, or the
-    user may not use port-forwards.
+    empty if the agent does not answer: it is stopping, it has an older version, or the user may not
+    use port-forwards.
     """
     try:
-        head, _, body = cluster.port_forward(namespace, pod, port, _REQUEST).partition(b"\r\n\r\n")
+        head, _, body = cluster.port_forward(namespace, pod, port, _OUTPUT_REQUEST).partition(
+            b"\r\n\r\n"
+        )
         by_rank = json.loads(body) if head.split()[1:2] == [b"200"] else {}
         return {int(rank): [str(line) for line in lines] for rank, lines in by_rank.items()}
     except (ClusterError, ValueError, TypeError, AttributeError):
-        # Whatever answered is not an agent of this version.
+        # The answer is not from an agent of this version.
         return {}
 
 
 def previous_lines(records: Iterable[log_lines.Line], members: Members) -> Iterator[Line]:
     """Yield the last lines of each rank of the previous generation, the failing rank's first.
 
-    The pods of that generation are gone, so the next leader repeats their lines in its log. The
-    lines are of the newest attempt. The host is the one that held the rank then or, if the leader
-    does not say it, the one in `members`.
+    The pods of that generation are gone, so the next leader repeats the lines of their last attempt
+    in its log. The host of a line is the one that held the rank then or, if the record does not
+    have it, the one in `members`.
     """
     tails = [record for record in records if isinstance(record, TailLine)]
     newest_attempt = max((tail.attempt for tail in tails), default=0)

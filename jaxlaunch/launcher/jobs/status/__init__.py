@@ -1,1 +1,1 @@
-"""The objects of a job in its cluster, and its status."""
+"""The state of a job in its cluster, read from its objects and its leader's log."""

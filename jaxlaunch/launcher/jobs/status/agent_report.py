@@ -1,4 +1,9 @@
-"""The agents' report about a run, from host 0's log and the termination messages. Pure."""
+"""The report of the agents about a job, merged from all their records. Pure functions.
+
+The leader, which is the agent of host 0, writes records to its log: heartbeats, verdicts, and at
+its start the ends of earlier attempts. Every agent leaves a termination message. If the pods are
+gone, the progress that was recorded on the JobSet or in the run folder takes their place.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +19,51 @@ from jaxlaunch.records.verdict import Verdict
 
 @dataclasses.dataclass(frozen=True)
 class AttemptEnd:
-    """End of an attempt: its verdict, number and time."""
+    """The end of an attempt.
+
+    Attributes:
+        verdict: Verdict on the attempt.
+        attempt: Number of the attempt.
+        generation: Generation of its pods.
+        at: Unix time, if it is known.
+    """
 
     verdict: Verdict
     attempt: int
     generation: int
-    at: float | None = None  # Unix time
+    at: float | None = None
 
     @property
     def description(self) -> str:
-        """Description of the end: "attempt 3 of generation 1: hang (82): rank 1 …"."""
+        """A line such as "attempt 3 of generation 1: hang (82): rank 1 …"."""
         attempt = f"attempt {self.attempt} of generation {self.generation}"
         return f"{attempt}: {self.result}: {self.verdict.message}"
 
     @property
     def result(self) -> str:
-        """Cause and exit code: "hang (82)"."""
+        """The cause and the exit code, such as "hang (82)"."""
         return f"{self.verdict.cause} ({self.verdict.code})"
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentReport:
-    """Merged report of all agents. A field is None or empty if it is not known."""
+    """The merged report of all agents. A field is None or empty if it is not known.
 
-    # Newest heartbeat of these pods.
+    Attributes:
+        heartbeat: Newest heartbeat of the current pods.
+        attempt_end: End of the attempt with which the current pods end.
+        earlier_ends: Ends of earlier attempts as far as they are known, oldest first.
+        ends_by_cause: Number of restarts by the cause that ended the attempt before.
+        unknown_reason: Why earlier attempts are not known, as a clause.
+        recorded_progress: Recorded progress, if the heartbeat is made from it.
+    """
+
     heartbeat: BeatLine | None = None
-    # End of the current pods, if they have ended or are about to.
     attempt_end: AttemptEnd | None = None
-    # Earlier attempts as far as they are known, oldest first.
     earlier_ends: tuple[AttemptEnd, ...] = ()
-    # Number of restarts by the cause that ended the attempt before.
     ends_by_cause: Mapping[str, int] | None = None
-    # Why earlier attempts are not known, as a clause.
     unknown_reason: str | None = None
-    # Source of the heartbeat if no leader's log has one.
-    recorded: ProgressAnnotation | None = None
+    recorded_progress: ProgressAnnotation | None = None
 
     @property
     def last_end(self) -> AttemptEnd | None:
@@ -56,12 +71,12 @@ class AgentReport:
         return self.attempt_end or (self.earlier_ends[-1] if self.earlier_ends else None)
 
     @property
-    def is_judged(self) -> bool:
+    def is_attempt_over(self) -> bool:
         """Return whether the attempt of the newest heartbeat has ended."""
-        last, beat = self.last_end, self.heartbeat
-        if last is None or beat is None or beat.stage == "gather":
+        last_end, heartbeat = self.last_end, self.heartbeat
+        if last_end is None or heartbeat is None or heartbeat.stage == "gather":
             return False
-        return beat.generation == last.generation and last.attempt >= beat.attempt
+        return heartbeat.generation == last_end.generation and last_end.attempt >= heartbeat.attempt
 
     @property
     def stage(self) -> str | None:
@@ -103,31 +118,31 @@ def merge_reports(
     Args:
         records: Records of the leader's log.
         hosts: Hosts of the newest generation.
-        recorded: Progress on the JobSet, used if the pods report nothing because they are gone.
-        is_over: Whether the job is done or has failed, so that progress from a stop is older than
-            its end.
+        recorded: Recorded progress, used if the pods report nothing because they are gone.
+        is_over: Whether the job is done or has failed. Progress that was recorded at a stop or
+            before a restart is then not about its end.
     """
     report = _merge_records(sorted(records, key=lambda record: record.at), hosts)
     if recorded is None or report.heartbeat is not None:
         return report
-    ends, verdict = recorded.restarts, recorded.verdict
-    if is_over and recorded.when == "left" and verdict is not None and ends:
-        # The announced restart did not happen, because the job had ended.
-        counts = {**ends, verdict.cause: ends.get(verdict.cause, 0) - 1}
-        ends = {cause: count for cause, count in counts.items() if count > 0}
-    last = None
+    restarts, verdict = recorded.restarts, recorded.verdict
+    if is_over and recorded.when == "left" and verdict is not None and restarts:
+        # The record counts a restart that was about to happen. It did not, since the job has ended.
+        counts = {**restarts, verdict.cause: restarts.get(verdict.cause, 0) - 1}
+        restarts = {cause: count for cause, count in counts.items() if count > 0}
+    last_end = None
     if verdict is not None:
-        last = AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
-    is_of_last = recorded.is_end and not hosts and not (is_over and recorded.when == "stopped")
+        last_end = AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
+    is_final = recorded.is_end and not hosts and not (is_over and recorded.when == "stopped")
     return dataclasses.replace(
         report,
         heartbeat=BeatLine(
             attempt=recorded.attempt, generation=recorded.generation, **recorded.run_numbers()
         ),
-        attempt_end=report.attempt_end or (last if is_of_last else None),
-        earlier_ends=report.earlier_ends or (() if is_of_last or last is None else (last,)),
-        ends_by_cause=report.ends_by_cause or ends,
-        recorded=recorded,
+        attempt_end=report.attempt_end or (last_end if is_final else None),
+        earlier_ends=report.earlier_ends or (() if is_final or last_end is None else (last_end,)),
+        ends_by_cause=report.ends_by_cause or restarts,
+        recorded_progress=recorded,
     )
 
 
@@ -142,42 +157,47 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
         elif isinstance(record, PastLine) and record.verdict is not None:
             at = record.at if record.ended is None else record.ended
             ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, at))
-    # Host 0's agent decides the verdict that ends these pods. An agent that lost its leader knows
-    # less.
-    verdict = None
-    terminations = [
+    # The verdict of the leader is preferred. An agent that has lost the leader reports only LOST.
+    attempt_end = None
+    termination_ends = [
         AttemptEnd(report.verdict, report.attempt, report.generation)
         for host in hosts
         if not host.has_left_gang and (report := host.termination_report) is not None
     ]
-    current = [end for end in ends if end.generation == generation]
-    if terminations:
-        terminations.sort(key=lambda end: (end.attempt, end.verdict.code == contract.LOST))
-        last_attempt = terminations[-1].attempt
-        verdict = next(end for end in terminations if end.attempt == last_attempt)
-    elif current and hosts and hosts[0].number == 0 and hosts[0].has_ended:
-        is_running = heartbeat is not None and heartbeat.attempt > current[-1].attempt
-        verdict = None if is_running else current[-1]
-    earlier = {end.attempt: end for end in ends if verdict is None or end.attempt < verdict.attempt}
-    # Number of ended attempts by cause, or why it is unknown. A heartbeat includes the counts of
-    # the first record.
-    totals = [item for item in records if isinstance(item, PastLine) and item.verdict is None]
-    past = totals[-1] if totals else None
-    beat = next((record for record in records[::-1] if isinstance(record, BeatLine)), None)
-    by_cause = None if past is None else past.ends
-    if beat is not None and beat.restarts is not None:
-        by_cause = beat.restarts
+    generation_ends = [end for end in ends if end.generation == generation]
+    if termination_ends:
+        termination_ends.sort(key=lambda end: (end.attempt, end.verdict.code == contract.LOST))
+        last_attempt = termination_ends[-1].attempt
+        attempt_end = next(end for end in termination_ends if end.attempt == last_attempt)
+    elif generation_ends and hosts and hosts[0].number == 0 and hosts[0].has_ended:
+        is_running = heartbeat is not None and heartbeat.attempt > generation_ends[-1].attempt
+        attempt_end = None if is_running else generation_ends[-1]
+    earlier_ends = {
+        end.attempt: end for end in ends if attempt_end is None or end.attempt < attempt_end.attempt
+    }
+    # A record without a verdict has the numbers of earlier ends by cause, or why they are unknown.
+    # The numbers in a heartbeat include them.
+    total_records = [
+        record for record in records if isinstance(record, PastLine) and record.verdict is None
+    ]
+    totals = total_records[-1] if total_records else None
+    last_heartbeat = next(
+        (record for record in records[::-1] if isinstance(record, BeatLine)), None
+    )
+    ends_by_cause = None if totals is None else totals.ends
+    if last_heartbeat is not None and last_heartbeat.restarts is not None:
+        ends_by_cause = last_heartbeat.restarts
     return AgentReport(
-        heartbeat,
-        verdict,
-        tuple(earlier[attempt] for attempt in sorted(earlier)),
-        by_cause,
-        None if past is None else past.unknown,
+        heartbeat=heartbeat,
+        attempt_end=attempt_end,
+        earlier_ends=tuple(earlier_ends[attempt] for attempt in sorted(earlier_ends)),
+        ends_by_cause=ends_by_cause,
+        unknown_reason=None if totals is None else totals.unknown,
     )
 
 
 def _newest_heartbeat(records: Sequence[Line]) -> BeatLine | None:
-    """Return the last heartbeat, updated with the step and the commit of a later verdict."""
+    """Return the last heartbeat, with the step and the committed step of later verdicts."""
     newest = next((record for record in reversed(records) if isinstance(record, BeatLine)), None)
     for record in records:
         if newest is not None and isinstance(record, VerdictLine) and record.at >= newest.at:

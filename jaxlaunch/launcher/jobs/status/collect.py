@@ -1,9 +1,9 @@
-"""Reading of one job from a cluster in at most ten calls, or of any number of jobs in a few calls.
+"""Reading one job from a cluster with at most ten calls, or all jobs with a few calls.
 
-Only the objects that the situation requires are read: nodes if a pod has none, queues while the job
-is not admitted. Objects that the user may not read are recorded in the snapshot, and the rest is
-used. Further pages of five hundred pods, events or nodes are not counted. The agents' reports are
-read from the log of the leader, which is host 0's pod.
+Only the objects that the situation requires are read: nodes if a pod has no node, and queues if the
+job is not admitted. An object that the user may not read is noted in the snapshot, and the others
+are used. Lists of more than five hundred pods, events or nodes take further calls. The agents'
+reports are read from the log of the leader, which is the agent in host 0's pod.
 """
 
 from __future__ import annotations
@@ -63,19 +63,20 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Line, PastLine, TailLine
 
 MAX_PAGES_OF_EVENTS = 10
-# A list of all jobs reads the logs of this many leaders, for their current step.
+# `launcher list` reads the logs of this many leaders, for their current steps.
 MAX_LOGS = 16
-# A list of all jobs reads this many namespaces, to see whether they are being deleted.
-MAX_NAMESPACES = 16
 # Timeout for each of these logs.
 LIST_TIMEOUT_S = 2.0
-# A pod that is this late to start or end may be on a faulty node.
+# `launcher list` reads this many namespaces, to see whether they are being deleted.
+MAX_NAMESPACES = 16
+# The node of a pod is read if the pod takes longer than this to start or to end.
 _LATE_POD_S = 10.0
 _MAX_MESSAGE_CHARS = 240
-# Kueue's message about a preemption names the job by its uid.
-_JOB_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")
+# Kueue's message about a preemption has the uid of the other job.
+_PREEMPTOR_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")
 
-_Place = tuple[str, str]  # namespace, name
+# Namespace and name of a job.
+_JobKey = tuple[str, str]
 
 
 # --- one job --------------------------------------------------------------------------------------
@@ -95,15 +96,15 @@ class _Reader:
         self._unread: list[str] = []
         self._unread_reasons: dict[str, str] = {}
         self._forbidden: set[str] = set()
-        # Set if the leader's log could not be read although the user may read it.
+        # Whether the leader's log could not be read although the user may read it.
         self._has_lost_log = False
-        # Set if the user may not read the namespace.
+        # Whether the user may not read the namespace.
         self._is_namespace_hidden = False
 
     def read_snapshot(self) -> Snapshot | NoSuchJob:
         jobset = self._cluster.get(JOBSETS, self._name, self._namespace)
         now = self._cluster.current_time()
-        # Read at once, since a namespace that is being deleted is gone soon after its JobSets.
+        # Read before anything else, since a namespace disappears soon after its JobSets.
         ending_namespace = None if jobset is None else self._ending_namespace()
         events = self._read_events(jobset)
         if jobset is None:
@@ -116,7 +117,7 @@ class _Reader:
         local_queue = cluster_queue = None
         if is_held:
             local_queue = self._get_object(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE_LABEL])
-            # Often only administrators may read it.
+            # Often only administrators may read a ClusterQueue.
             if (queue_name := cluster_queue_name(local_queue)) is not None:
                 cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
         records = tuple(self._read_records(jobset, newest_hosts, is_queued=local_queue is not None))
@@ -171,25 +172,32 @@ class _Reader:
             self._forbidden.add(kind)
 
     def _no_such_job(self, now: datetime, events: Sequence[Obj]) -> NoSuchJob:
-        """Return the remaining pods and Jobs of a deleted job, and the names of other jobs."""
-        names: tuple[str, ...] = ()
+        """Return what is left of a deleted job, and the names of other jobs."""
+        other_names: tuple[str, ...] = ()
         try:
             jobsets = _list_jobsets(self._cluster, self._namespace)
-            names = tuple(jobset["metadata"]["name"] for jobset in jobsets)
+            other_names = tuple(jobset["metadata"]["name"] for jobset in jobsets)
         except ApiError as error:
             self._add_unread("the names of other jobs", error, JOBSETS.plural)
         leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, trim=trim_pod)]
         leftovers += [("Job", job) for job in self._list_objects(JOBS, self._labels)]
-        ending = self._ending_namespace()
+        ending_namespace = self._ending_namespace()
         if self._is_namespace_hidden:
-            ending = probe_ending_namespace(self._cluster, self._namespace)
+            ending_namespace = probe_ending_namespace(self._cluster, self._namespace)
         unread = tuple(self._unread)
         return NoSuchJob(
-            self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(leftovers)
+            self._namespace,
+            self._name,
+            tuple(events),
+            other_names,
+            ending_namespace,
+            unread,
+            now,
+            tuple(leftovers),
         )
 
     def _read_events(self, jobset: Obj | None) -> list[Obj]:
-        """Return the events about this job and its objects since its creation."""
+        """Return the folded events about this job and its objects."""
         fields = ",".join(f"reason!={reason}" for reason in QUIET_EVENTS)
         try:
             events = self._cluster.list(
@@ -203,7 +211,7 @@ class _Reader:
     # --- objects that only some situations require ------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
-        """Return the namespace if it is being deleted. None also if the user may not read it."""
+        """Return the namespace if it is being deleted, else or if it cannot be read None."""
         try:
             namespace = self._cluster.get(NAMESPACES, self._namespace)
         except ApiError as error:
@@ -222,10 +230,12 @@ class _Reader:
         return workloads[-1] if workloads else None
 
     def _find_preemptor(self, workload: Obj | None) -> str | None:
-        """Return the name of the JobSet that preempted the job. Kueue gives its uid."""
+        """Return the name of the JobSet that preempted the job, found by its uid."""
         conditions = [find_condition(workload or {}, kind) for kind in ("Preempted", "Evicted")]
-        matches = [_JOB_UID.search(condition.get("message", "")) for condition in conditions]
-        uid = next((match[1] for match in matches if match), None)
+        uid_matches = [
+            _PREEMPTOR_UID.search(condition.get("message", "")) for condition in conditions
+        ]
+        uid = next((match[1] for match in uid_matches if match), None)
         jobsets = [] if uid is None else self._list_objects(JOBSETS, "")
         metadata = [jobset["metadata"] for jobset in jobsets]
         return next((item["name"] for item in metadata if item.get("uid") == uid), None)
@@ -240,9 +250,9 @@ class _Reader:
     def _find_unhealthy_node(
         self, newest_hosts: Sequence[Host], records: Sequence[Line], now: datetime
     ) -> tuple[Obj | None, DeletedNode | None]:
-        """Return the first suspect host's node if it is not Ready, or its name if it was deleted.
+        """Return the node of the first suspect host if it is not Ready, or if it was deleted.
 
-        Few users may read nodes. An error is ignored.
+        Few users may read nodes, so errors are ignored.
         """
         missing_hosts = agent_report.merge_reports(records, newest_hosts).missing_hosts
         placed_hosts = (
@@ -260,7 +270,7 @@ class _Reader:
             return None, None
         if node is not None:
             return (None, None) if is_condition_true(node, "Ready") else (node, None)
-        # An event of the node controller has the time of the deletion. Few users may read it.
+        # An event of the node controller has the time of the deletion, if the user may read it.
         fields = f"involvedObject.kind=Node,involvedObject.name={name},reason=RemovingNode"
         events = list[Obj]()
         with contextlib.suppress(ClusterError):
@@ -268,7 +278,7 @@ class _Reader:
         return None, DeletedNode(name, max((event["last"] for event in events), default=None))
 
     def _may_be_lost(self, host: Host, now: datetime) -> bool:
-        """Return whether a host's state suggests that its node does not work."""
+        """Return whether the state of a host suggests that its node is lost."""
         if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_POD_S:
             return True
         if host.running:
@@ -277,15 +287,18 @@ class _Reader:
         return (seconds_since(host.created_at, now) or 0.0) > _LATE_POD_S
 
     def _read_records(self, jobset: Obj, newest_hosts: list[Host], is_queued: bool) -> list[Line]:
-        """Return the leader's records, of earlier attempts only if no queues were read."""
+        """Return the leader's records, for a job in a queue without those of earlier attempts.
+
+        This keeps the number of calls within the limit, since the queues were read.
+        """
         leader = next(
             (host for host in newest_hosts if host.number == 0 and host.has_started), None
         )
         if leader is None or not hosts.is_ours(jobset):
             return []
-        read = read_recent_records if is_queued else read_all_records
+        read_log = read_recent_records if is_queued else read_all_records
         try:
-            return read(self._cluster, self._namespace, leader)
+            return read_log(self._cluster, self._namespace, leader)
         except ClusterError as error:
             self._add_unread(f"the log of {leader.pod}", error, "log", leader.node)
             self._has_lost_log = not (isinstance(error, ApiError) and error.status == 403)
@@ -293,17 +306,17 @@ class _Reader:
 
 
 def _may_be_terminating(jobset: Obj, newest_hosts: Sequence[Host]) -> bool:
-    """Return whether the namespace may be being deleted, in which pods go before Jobs."""
+    """Return whether the job looks as if its namespace is being deleted, pods before Jobs."""
     if "deletionTimestamp" in jobset["metadata"]:
         return True
     if terminal_state(jobset) == "Completed":
         return False
-    live = [host for host in newest_hosts if host.has_started and not host.is_leaving]
-    return len(live) < hosts.count_hosts(jobset) or any(host.has_ended for host in live)
+    live_hosts = [host for host in newest_hosts if host.has_started and not host.is_leaving]
+    return len(live_hosts) < hosts.count_hosts(jobset) or any(host.has_ended for host in live_hosts)
 
 
 def read_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
-    """Return a namespace if it is being deleted, else None. Raises ApiError."""
+    """Return a namespace if it is being deleted, else None. Raises ApiError if it is unreadable."""
     try:
         namespace = cluster.get(NAMESPACES, name)
     except ApiError as error:
@@ -315,9 +328,9 @@ def read_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
 
 
 def probe_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
-    """Return a namespace that the user may not read, without its status, if it is being deleted.
+    """Return a namespace that the user may not read if it is being deleted, without its status.
 
-    The server then refuses to create anything in it, also in a dry run.
+    A dry run shows it: in such a namespace the server rejects the creation of all objects.
     """
     metadata = {"name": f"jaxlaunch-{secrets.token_hex(6)}", "namespace": name}
     probe = {
@@ -335,7 +348,7 @@ def probe_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
 
 
 def _describe_unread(subject: str, error: ClusterError, node: str | None = None) -> str:
-    """Return the message about an unread object. `node` is given for the log of a pod."""
+    """Return the message about an unread object. For the log of a pod, `node` is its node."""
     reason = error.message if node is None else explain_unread(error, node)
     return f"{subject} could not be read: {reason[:_MAX_MESSAGE_CHARS]}"
 
@@ -345,8 +358,8 @@ def job_events(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the events about a job of that name, its Jobs, pods, claims and Workload.
 
-    Events before the creation of an existing JobSet are left out, since they are about an earlier
-    one of the same name.
+    If the JobSet exists, events before its creation are left out, since they are about an earlier
+    JobSet of the same name. Events about claims are kept, since claims outlive jobs.
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claim_names(jobset)
@@ -377,7 +390,7 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     unread = dict[str, str]()
     jobsets = [jobset for jobset in _list_jobsets(cluster, namespace) if hosts.is_ours(jobset)]
     now = cluster.current_time()
-    pods: dict[_Place, list[Obj]] = defaultdict(list)
+    pods: dict[_JobKey, list[Obj]] = defaultdict(list)
     workloads: dict[str, Obj] = {}
     try:
         for pod in cluster.list(PODS, namespace, labels=f"{JOB_LABEL},{NAME_LABEL}", trim=trim_pod):
@@ -385,7 +398,7 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     except ApiError as error:
         unread["pods"] = _describe_unread("pods", error)
     try:
-        # Not needed if no job has a queue.
+        # Only jobs with a queue have a Workload.
         if any(QUEUE_LABEL in jobset["metadata"].get("labels", {}) for jobset in jobsets):
             queued_workloads = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
             workloads = {
@@ -396,13 +409,13 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
             unread["workloads"] = _describe_unread("workloads", error)
     jobs = []
     for jobset in jobsets:
-        key = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
+        job_key = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
         jobs.append(
             Snapshot(
-                *key,
+                *job_key,
                 now,
                 jobset,
-                pods=tuple(pods.get(key, ())),
+                pods=tuple(pods.get(job_key, ())),
                 workload=workloads.get(jobset["metadata"]["uid"]),
                 unread=tuple(unread.values()),
                 unread_reasons=unread,
@@ -413,7 +426,10 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
 
 
 def _add_ending_namespaces(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
-    """Add the namespaces that are being deleted. First those of jobs without all pods are read."""
+    """Add the namespaces that are being deleted to the jobs.
+
+    Up to MAX_NAMESPACES are read, first those of jobs that look as if theirs is being deleted.
+    """
     names = [job.namespace for job in jobs if _may_be_terminating(job.jobset, job.hosts)]
     names = list(dict.fromkeys([*names, *(job.namespace for job in jobs)]))
     namespaces = dict[str, Obj | None]()
@@ -428,15 +444,15 @@ def _add_ending_namespaces(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[S
 
 
 def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
-    """Add the newest records to the first running jobs. Each costs a call."""
-    results, calls = [], 0
-    # Logs that fail with the same error share the message of the first.
+    """Add the newest records of their leaders to the first MAX_LOGS running jobs."""
+    results, log_count = [], 0
+    # Logs that fail with the same error share the message about the first, which is shown once.
     messages = dict[str, str]()
     for job in jobs:
         leaders = (host for host in job.hosts if host.number == 0)
         leader = next((host for host in leaders if host.running and not host.is_init), None)
-        if leader is not None and calls < MAX_LOGS:
-            calls += 1
+        if leader is not None and log_count < MAX_LOGS:
+            log_count += 1
             try:
                 records = read_recent_records(cluster, job.namespace, leader, LIST_TIMEOUT_S)
                 job = dataclasses.replace(job, records=tuple(records))
@@ -453,7 +469,7 @@ def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
-    """Return the JobSets of a namespace, or of all. Raises ClusterError without JobSet."""
+    """Return the JobSets of one or all namespaces. Raises ClusterError if JobSet is missing."""
     try:
         return list(cluster.list(JOBSETS, namespace))
     except ApiError as error:
@@ -468,23 +484,23 @@ def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
 
 # --- the leader's log -----------------------------------------------------------------------------
 
-# A running leader writes a heartbeat every 15 s.
-_RECENT_S = 45
-# Lines of a running leader's log that are read first. A program may write so much that they have no
-# record, and then eight times as many are read.
+# Records of a running leader are looked for in this part of its log. It writes one every 15 s.
+_RECENT_LOG_S = 45
+# Number of last lines that are read first. If the program has written so much that they contain no
+# record, eight times as many are read.
 _FIRST_TAIL_LINES = 4_000
-# Lines that are read of an ended leader's log.
+# Number of last lines that are read from the log of an ended leader.
 _ENDED_TAIL_LINES = 400
-# The rest of the snapshot must not wait for a node that does not answer.
+# Timeout for a log, so that the snapshot does not wait for a node that does not answer.
 LOG_TIMEOUT_S = 8.0
 # The API server's message if a node's kubelet did not return a log.
 _KUBELET_ERROR = re.compile(r'"https://[^/"]+/containerLogs/[^"]*": (?P<why>.+?)(?: \(GET \S+\))?$')
-# The leader writes at the start of its log how earlier attempts ended.
+# Part at the beginning of a leader's log that has the ends of earlier attempts.
 _HEAD_BYTES = 256 * 1024
 
 
 def explain_unread(error: ClusterError, node: str | None) -> str:
-    """Return why a log could not be read. The API server fetches it from a kubelet."""
+    """Return why a log could not be read, which the API server gets from the node's kubelet."""
     match = _KUBELET_ERROR.search(error.message) if isinstance(error, ApiError) else None
     if match is not None:
         problem = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
@@ -503,7 +519,7 @@ def read_recent_records(
     for power in itertools.count():
         max_lines = _FIRST_TAIL_LINES * 8**power
         records, lines = _read_part(
-            cluster, namespace, leader, timeout_s, since_s=_RECENT_S, tail=max_lines
+            cluster, namespace, leader, timeout_s, since_s=_RECENT_LOG_S, tail=max_lines
         )
         if records or lines < max_lines:
             return records
@@ -511,7 +527,7 @@ def read_recent_records(
 
 
 def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:
-    """Return the recent records after those of earlier attempts. A long log takes two calls."""
+    """Return the records of earlier attempts and the recent ones. A long log takes two calls."""
     records = read_recent_records(cluster, namespace, leader)
     if any(isinstance(record, PastLine) for record in records):
         return records
@@ -538,6 +554,6 @@ def _read_part(
 def _parse_records(lines: Iterable[str]) -> Iterator[Line]:
     for line in lines:
         record = log_lines.parse_line(line)
-        # The repeated end of an older log can be as long as a log.
+        # Lines that are repeated from an earlier log are not needed, and may be many.
         if record is not None and not isinstance(record, TailLine):
             yield record

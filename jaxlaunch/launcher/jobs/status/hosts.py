@@ -1,4 +1,9 @@
-"""Hosts of a job, one for each pod: node, phase, containers, and end. Pure."""
+"""The hosts of a job, read from its JobSet and its pods. Pure functions.
+
+A host is a position in the job with a number from 0. In each generation it has a pod, and another
+one if its pod is replaced. Its state is that of the deciding container of the pod: the main
+container, or before that has started, the init container that delays it.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +34,38 @@ from jaxlaunch.records import codec, log_lines
 from jaxlaunch.records.log_lines import TerminationMessage
 from jaxlaunch.records.members import Members
 
-# Name of the port of the main container.
+# Name of the main container's port at which the agent serves metrics.
 METRICS_PORT = "metrics"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A container of a pod other than the main one, added by the job or by a webhook."""
+    """A container of a pod other than the deciding one.
+
+    Attributes:
+        name: Name of the container.
+        is_init: Whether it is an init container.
+        is_sidecar: Whether it is an init container with restartPolicy Always, which runs next to
+            the main container.
+        running: State of a running container, else empty.
+        terminated: State of a container that has ended, else empty.
+        last_terminated: The same of an earlier start of the container.
+        memory_limit: Memory limit, if it has one.
+    """
 
     name: str
     is_init: bool
-    # An init container with restartPolicy Always, which runs next to the main one.
     is_sidecar: bool
     running: Mapping[str, Any]
     terminated: Mapping[str, Any]
-    # Terminated state of an earlier start.
     last_terminated: Mapping[str, Any]
     memory_limit: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """One host in one generation: its pod, and the state of its deciding container."""
+    """A host in one generation: its pod, and the state of its deciding container."""
 
     number: int
     pod: str
@@ -64,35 +78,34 @@ class Host:
     is_leaving: bool
     # Phase of the pod: Pending, Running, Succeeded or Failed.
     phase: str
-    # Container with the states below: the main one, or the init container that delays it.
+    # Name of the deciding container. The states, the image and the memory limit below are its own.
     container: str
     is_init: bool
-    # Whether it is an init container that runs next to the main one.
+    # Whether it is an init container with restartPolicy Always, which is not ready yet.
     is_sidecar: bool
     image: str
-    # Reason and message, or empty when the container does not wait.
+    # State of a container that waits (reason and message), else empty.
     waiting: Mapping[str, Any]
-    # Only startedAt.
+    # State of a running container (startedAt), else empty.
     running: Mapping[str, Any]
-    # Reason, exitCode, message and finishedAt.
+    # State of a container that has ended (reason, exitCode, message and finishedAt), else empty.
     terminated: Mapping[str, Any]
-    # Condition PodScheduled while it is not True: reason and message.
+    # Condition PodScheduled if it is False (reason and message), else empty.
     unscheduled: Mapping[str, Any]
-    # Condition DisruptionTarget: reason and message.
+    # Condition DisruptionTarget if it is True (reason and message), else empty.
     disruption: Mapping[str, Any]
-    # Reason of the pod itself: Evicted, NodeLost …
+    # Reason in the status of the pod itself, such as Evicted or NodeLost, and its message.
     reason: str
     message: str
-    # Terminated state of an earlier start of the container.
+    # The state `terminated` of an earlier start of the container.
     last_terminated: Mapping[str, Any]
     # Message of the main container's terminated state.
     termination_message: str
     created_at: str
     # Whether the kubelet has started to work on the pod.
-    seen_by_kubelet: bool
-    # End of the grace period while the pod is being deleted.
+    is_seen_by_kubelet: bool
+    # End of the grace period of a pod that is being deleted, else empty.
     ends_at: str
-    # Memory limit of `container`.
     memory_limit: str | None
     # All other containers of the pod.
     other_containers: tuple[Container, ...]
@@ -114,22 +127,22 @@ class Host:
 
     @property
     def has_left_gang(self) -> bool:
-        """Return whether its agent has left as told, while the gang waits for another pod."""
+        """Return whether its agent was stopped alone, so that the gang waits for another pod."""
         return self.terminated.get("exitCode") == contract.LEFT_GANG
 
     @property
     def ends_gang(self) -> bool:
-        """Return whether its failure ends the whole gang, although lost pods are replaced."""
+        """Return whether its failure ends the whole gang even if lost pods are replaced."""
         return self.phase == "Failed" and self.terminated.get("exitCode") in contract.GANG_CODES
 
     @property
     def termination_report(self) -> TerminationMessage | None:
-        """The agent's termination message, parsed."""
+        """The agent's parsed termination message, or None if the pod has none."""
         return log_lines.parse_termination_message(self.termination_message)
 
     @property
     def name(self) -> str:
-        """Display name: "host 3 (pod lm-w-0-3-x7k2p)"."""
+        """Name for messages, such as "host 3 (pod lm-w-0-3-x7k2p)"."""
         return f"host {self.number} (pod {self.pod})"
 
 
@@ -144,7 +157,7 @@ def count_hosts(jobset: Obj) -> int:
 
 
 def main_container(spec: Obj) -> Obj:
-    """Return the container that runs the program, by its name or else the first one."""
+    """Return the container of a pod spec that runs the program: by its name, else the first."""
     containers = spec.get("containers") or [{}]
     return _find_by_name(containers, MAIN_CONTAINER) or containers[0]
 
@@ -168,7 +181,10 @@ def agent_job(spec: Obj) -> AgentJob | None:
 
 
 def initial_members(jobset: Obj) -> Members:
-    """Return the hosts that hold ranks at first. In another tool's JobSet each holds one."""
+    """Return the hosts that hold ranks at first.
+
+    In a JobSet that launcher did not create, every host holds one rank.
+    """
     job = _agent_job_or_default(jobset)
     size = job.sizes[-1] if job.sizes else count_hosts(jobset)
     return Members(range(size), job.processes_per_host)
@@ -185,14 +201,14 @@ def has_pod_replacement(jobset: Obj) -> bool:
 
 
 def _agent_job_or_default(jobset: Obj) -> AgentJob:
-    """Return the agents' job settings, or those of a nameless job with one process per host."""
+    """Return the agents' job settings, or the defaults if the JobSet has none or invalid ones."""
     with contextlib.suppress(ValueError):
         return agent_job(pod_template(jobset).get("spec", {})) or AgentJob("")
     return AgentJob("")
 
 
 def metrics_port(jobset: Obj) -> int | None:
-    """Return the port of the agents' HTTP server, or None for another tool's JobSet."""
+    """Return the port of the agents' HTTP server, or None if launcher did not create the JobSet."""
     port = _find_by_name(jobset_main_container(jobset).get("ports") or (), METRICS_PORT)
     return int(port["containerPort"]) if port else None
 
@@ -205,20 +221,20 @@ def claim_names(jobset: Obj) -> list[str]:
 
 
 def read_environment(jobset: Obj) -> dict[str, str]:
-    """Return the environment variables of the main container that the JobSet sets by value."""
+    """Return the environment variables of the main container that have a literal value."""
     variables = jobset_main_container(jobset).get("env") or ()
     by_value = [variable for variable in variables if "valueFrom" not in variable]
     return {variable["name"]: variable.get("value", "") for variable in by_value}
 
 
 def has_run_folder(jobset: Obj) -> bool:
-    """Return whether agents keep what must outlive a pod on a volume or in a bucket."""
+    """Return whether the job has a run folder, on a volume or in a bucket."""
     environment = read_environment(jobset)
     return bool(environment.get(contract.RUN_DIR) or environment.get(contract.RUN_URL))
 
 
 def has_run_volume(jobset: Obj) -> bool:
-    """Return whether the run folder is on a volume, so that it outlives the pods."""
+    """Return whether the job has a run folder on a volume."""
     environment = read_environment(jobset)
     return bool(environment.get(contract.RUN_DIR)) and not environment.get(contract.RUN_URL)
 
@@ -226,8 +242,8 @@ def has_run_volume(jobset: Obj) -> bool:
 def is_ours(jobset: Obj) -> bool:
     """Return whether launcher created the JobSet.
 
-    It is recognized by its label or by its pods' environment, because anyone may remove the label
-    but JobSet does not allow changes of the environment.
+    It is recognized by its label or by a variable of its pods. Anyone may remove the label, but
+    JobSet does not allow changes of the variables.
     """
     metadata = jobset["metadata"]
     is_labelled = (metadata.get("labels") or {}).get(JOB_LABEL) == metadata["name"]
@@ -235,10 +251,10 @@ def is_ours(jobset: Obj) -> bool:
 
 
 def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
-    """Return the hosts of the last generation that has pods, with the newer pod of a replaced host.
+    """Return the hosts of the newest generation that has pods, in the order of their numbers.
 
-    A pod with labels that are not numbers was not created by JobSet and is ignored: anyone may set
-    the job's label.
+    A host whose pod was replaced has the newer pod. Anyone may set the job's label on a pod, so
+    pods whose other labels are not numbers are ignored: JobSet did not create them.
     """
     offsets, host_count = {}, 0
     for job in replicated_jobs(jobset):
@@ -261,7 +277,7 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     labels = metadata.get("labels", {})
     offset, hosts_per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
-    # The main container has no status before the kubelet reports one.
+    # Empty before the kubelet reports a status of the container.
     main_status = _find_by_name(status.get("containerStatuses") or (), main)
     container, is_init = _deciding_container(status, main_status)
     name = container.get("name", main)
@@ -277,9 +293,9 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
             name=other["name"],
             is_init=kind == "initContainerStatuses",
             is_sidecar=other["name"] in sidecars,
-            running=_state(other, "running"),
-            terminated=_state(other, "terminated"),
-            last_terminated=_state(other, "terminated", "lastState"),
+            running=_state_details(other, "running"),
+            terminated=_state_details(other, "terminated"),
+            last_terminated=_state_details(other, "terminated", "lastState"),
             memory_limit=memory_limits.get(other["name"]),
         )
         for kind in ("initContainerStatuses", "containerStatuses")
@@ -304,34 +320,34 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
         is_init=is_init,
         is_sidecar=container.get("name") in sidecars,
         image=container.get("image", ""),
-        waiting=_state(container, "waiting"),
-        running=_state(container, "running"),
-        terminated=_state(container, "terminated"),
+        waiting=_state_details(container, "waiting"),
+        running=_state_details(container, "running"),
+        terminated=_state_details(container, "terminated"),
         unscheduled=scheduled if scheduled.get("status") == "False" else {},
         disruption=disruption if disruption.get("status") == "True" else {},
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        last_terminated=_state(container, "terminated", "lastState"),
-        termination_message=_state(main_status, "terminated").get("message", ""),
+        last_terminated=_state_details(container, "terminated", "lastState"),
+        termination_message=_state_details(main_status, "terminated").get("message", ""),
         created_at=metadata.get("creationTimestamp", ""),
-        seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
+        is_seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
         ends_at=metadata.get("deletionTimestamp", ""),
         memory_limit=memory_limits.get(name),
         other_containers=tuple(other_containers),
     )
 
 
-def _state(container: Obj, name: str, key: str = "state") -> Obj:
-    """Return the details of a state of a container, empty if it is not in that state."""
+def _state_details(container: Obj, name: str, key: str = "state") -> Obj:
+    """Return the details of the state `name` of a container, empty if it is in another state."""
     details: Obj = (container.get(key) or {}).get(name) or {}
     return details
 
 
 def _deciding_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
-    """Return the container that shows the progress of the pod, and whether it is an init one.
+    """Return the status of the deciding container, and whether it is an init container.
 
-    This is the main container once it has started. An init container that still runs is then a
-    sidecar.
+    It is the main container once that has started. Any init container that still runs is then a
+    sidecar. Before that, it is the first init container that has not ended well or is not ready.
     """
     state = main.get("state") or {}
     if state.get("running") is not None or state.get("terminated") is not None:

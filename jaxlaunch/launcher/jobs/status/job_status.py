@@ -1,4 +1,4 @@
-"""Status of a job from its snapshot: one state and its numbers. Pure."""
+"""The status of a job, derived from its snapshot: a state and numbers. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import (
     Snapshot,
+    are_members_known,
     are_members_lost,
-    has_begun,
-    is_leader_new,
-    is_table_known,
+    has_gang_started,
+    is_leader_replaced,
     spare_hosts,
 )
 from jaxlaunch.launcher.kubernetes.objects import (
@@ -32,25 +32,24 @@ from jaxlaunch.records.log_lines import ANNOTATION_MOMENTS, BeatLine
 from jaxlaunch.records.run_numbers import RunNumbers
 from jaxlaunch.runs import history
 
-# A Job's pod failure policy writes this into its condition.
-_EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")
+# Part of the message of a Job that its pod failure policy has failed.
+_EXIT_CODE_MESSAGE = re.compile(r"failed with exit code (\d{1,3})\b")
 
 
 class State(enum.StrEnum):
-    """Progress of a job, or how it ended."""
+    """State of a job."""
 
-    # Kueue has not admitted it.
+    # Kueue has not admitted the job.
     QUEUED = "Queued"
-    # Pods are missing.
+    # Some pods do not exist yet.
     CREATING = "Creating"
     # Pods wait for nodes.
     PENDING = "Pending"
     # Images are pulled, volumes mounted or containers created.
     STARTING = "Starting"
-    # The agents wait for each other.
+    # The agents wait for each other at the rendezvous.
     GATHERING = "Gathering"
-    # The containers run. If the leader's log was not read, the agents may still wait for each
-    # other.
+    # The containers run. If the leader's log was not read, the job may still be GATHERING.
     RUNNING = "Running"
     # A generation has ended, and the next has not started.
     RESTARTING = "Restarting"
@@ -59,7 +58,7 @@ class State(enum.StrEnum):
     DELETING = "Deleting"
     DONE = "Done"
     FAILED = "Failed"
-    # Suspended by its queue or by a user, or still saving: which of these could not be read.
+    # QUEUED, STOPPING or STOPPED: the objects that would tell could not be read.
     SUSPENDED = "Suspended"
     # The pods could not be read.
     UNKNOWN = "Unknown"
@@ -70,18 +69,26 @@ FINAL_STATES = (State.DONE, State.FAILED, State.STOPPED)
 
 @dataclasses.dataclass(frozen=True)
 class Restarts:
-    """Number of restarts in place and with new pods, and of those that count against the limit."""
+    """Number of restarts, and the limits for them.
+
+    Attributes:
+        total: Restarts in place and with new pods.
+        charged: Those that count against `limit`.
+        limit: maxRestarts of the failure policy.
+        preempted: Preemptions in a row without a newly saved step, or None if not known.
+        preempted_limit: Limit for these, or None if there is none.
+    """
 
     total: int
-    charged: int  # against the limit
-    limit: int  # maxRestarts of the failure policy
-    preempted: int | None  # preemptions in a row without a newly saved step; None: not known
-    preempted_limit: int | None  # the limit of these; None: no limit
+    charged: int
+    limit: int
+    preempted: int | None
+    preempted_limit: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobStatus(RunNumbers):
-    """One job as shown by `launcher status`, `launcher list` and their JSON. None means unknown."""
+    """A job as `launcher status` and `launcher list` show it. Unknown fields are None."""
 
     name: str
     namespace: str
@@ -95,26 +102,27 @@ class JobStatus(RunNumbers):
     phase: str | None
     phase_s: float | None
     missing: tuple[int, ...]
-    # Hosts with ranks, in the order of these, as `0,3,2`; None: each its own, or not known.
+    # Hosts with ranks in the order of the ranks, as `0,3,2`. None if ranks never move.
     members: str | None
-    # Hosts that are ready to hold ranks.
+    # Running hosts without ranks.
     spares: tuple[int, ...]
     committed_age_s: float | None
-    # `at` and `when` these numbers were true, where no leader's log has newer ones.
+    # If the numbers are from a record and not from the leader's log: the time (`at`) and the
+    # occasion (`when`) of the record.
     as_of: Mapping[str, str] | None
     restart_counts: Restarts
     verdict: Mapping[str, Any] | None
-    # The exit code of the job, once it is over.
+    # Exit code of a job that has ended.
     code: int | None
     nodes: tuple[str, ...]
     age_s: float
-    # From the first start to the end.
+    # Time from the creation to the end of a job that has ended.
     lasted_s: float | None
-    # Of the last restart, by contract.RESTART_CAUSES.
+    # Duration of the parts of the last restart, by their keys in contract.RESTART_CAUSES.
     restart_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Of a run on this machine, whose namespace is empty.
+    # Folder of a run on this machine, which has an empty namespace.
     folder: str | None = None
-    # The newest start of such a run, if it was refused: its `start`, `at`, `code` and `message`.
+    # Newest start of such a run if it was refused: `start`, `at`, `code` and `message`.
     refused_start: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -126,38 +134,44 @@ class JobStatus(RunNumbers):
 
 def derive_status(snapshot: Snapshot) -> JobStatus:
     """Return the status of one job."""
-    report, beat, now = snapshot.report, snapshot.report.heartbeat or BeatLine(), snapshot.now
+    report, heartbeat, now = snapshot.report, snapshot.report.heartbeat or BeatLine(), snapshot.now
     state = derive_state(snapshot)
-    # If a host is being deleted or its node does not answer, the agents' last report is outdated.
-    is_any_lost = any(
+    # If a host with ranks is leaving or lost, the agents' last report is outdated.
+    is_report_outdated = any(
         host.is_leaving
         or host.disruption
         or (host.running and not host.is_ready)
         or snapshot.is_on_silent_node(host)
         for host in snapshot.hosts
         if host.number in snapshot.members
-    ) or (has_begun(snapshot) and are_members_lost(snapshot))
-    is_live = state in (State.RUNNING, State.GATHERING) and not is_any_lost and not report.is_judged
-    ready = [host for host in snapshot.hosts if host.is_ready and not host.is_leaving]
-    reached = [host for host in ready if not snapshot.is_on_silent_node(host)]
-    # The pods are ready, and their agents have not joined host 0.
-    if report.stage == "gather":
-        reached = [host for host in reached if host.number not in report.missing_hosts]
-    elif state is State.GATHERING and report.heartbeat is None and is_leader_new(snapshot):
-        reached = [host for host in reached if host.number == 0]
-    has_table = hosts.can_move_ranks(snapshot.jobset) and is_table_known(snapshot)
-    last = report.last_end
-    # The relevant verdict is that of the end or of the previous attempt.
-    is_resumed = (
-        last is not None
-        and state is State.RUNNING
-        and contract.outcome_for_code(last.verdict.code).is_stop
+    ) or (has_gang_started(snapshot) and are_members_lost(snapshot))
+    is_live = (
+        state in (State.RUNNING, State.GATHERING)
+        and not is_report_outdated
+        and not report.is_attempt_over
     )
-    attempt = beat.attempt or (report.attempt_end.attempt if report.attempt_end else None)
+    ready_hosts = [host for host in snapshot.hosts if host.is_ready and not host.is_leaving]
+    connected_hosts = [host for host in ready_hosts if not snapshot.is_on_silent_node(host)]
+    # A pod may be ready before its agent has joined the rendezvous.
+    if report.stage == "gather":
+        connected_hosts = [
+            host for host in connected_hosts if host.number not in report.missing_hosts
+        ]
+    elif state is State.GATHERING and report.heartbeat is None and is_leader_replaced(snapshot):
+        connected_hosts = [host for host in connected_hosts if host.number == 0]
+    are_members_shown = hosts.can_move_ranks(snapshot.jobset) and are_members_known(snapshot)
+    last_end = report.last_end
+    # The verdict on a stop is no longer of interest once the job runs again.
+    is_resumed = (
+        last_end is not None
+        and state is State.RUNNING
+        and contract.outcome_for_code(last_end.verdict.code).is_stop
+    )
+    attempt = heartbeat.attempt or (report.attempt_end.attempt if report.attempt_end else None)
     restarts = report.ends_by_cause
     if restarts is None and not snapshot.restarts:
         restarts = {}
-    # Of a job with a `train:` block, the job says it before the first report.
+    # A job with a `train:` block has its number of steps before the first report.
     steps = codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps")
     steps = report.numbers["steps"] or steps
     return JobStatus(
@@ -167,30 +181,30 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         is_ours=snapshot.is_ours,
         queue=snapshot.queue,
         hosts=snapshot.expected_hosts,
-        ready=None if "pods" in snapshot.unread_reasons else len(reached),
+        ready=None if "pods" in snapshot.unread_reasons else len(connected_hosts),
         generation=snapshot.restarts,
         attempt=attempt,
-        # The phase of most ranks, or rendezvous before they start.
-        phase=("rendezvous" if report.stage == "gather" else beat.phase) if is_live else None,
-        phase_s=_seconds_since(beat.since, now) if is_live else None,
+        # The phase of most ranks, or "rendezvous" before they start.
+        phase=("rendezvous" if report.stage == "gather" else heartbeat.phase) if is_live else None,
+        phase_s=_elapsed_s(heartbeat.since, now) if is_live else None,
         missing=tuple(report.missing_hosts),
-        members=snapshot.members.to_wire() if has_table else None,
+        members=snapshot.members.to_wire() if are_members_shown else None,
         spares=tuple(spare_hosts(snapshot)),
-        committed_age_s=_seconds_since(beat.committed_at, now),
+        committed_age_s=_elapsed_s(heartbeat.committed_at, now),
         as_of=_read_as_of(snapshot),
         restart_counts=_count_restarts(snapshot, restarts, attempt),
-        verdict=None if last is None or is_resumed else last.verdict.to_json(),
+        verdict=None if last_end is None or is_resumed else last_end.verdict.to_json(),
         code=exit_code(snapshot, state),
         nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
         age_s=seconds_since(snapshot.created_at, now) or 0.0,
         lasted_s=_duration_s(snapshot, state),
-        restart_seconds=beat.restart,
+        restart_seconds=heartbeat.restart,
         **(report.numbers | {"restarts": restarts, "steps": steps}),
     )
 
 
 def derive_state(snapshot: Snapshot) -> State:
-    """Return the job's state, which is that of its slowest host while it starts."""
+    """Return the job's state. While it starts, that is the state of its slowest host."""
     final_state = {"Completed": State.DONE, "Failed": State.FAILED}.get(
         terminal_state(snapshot.jobset) or ""
     )
@@ -204,10 +218,11 @@ def derive_state(snapshot: Snapshot) -> State:
         return State.UNKNOWN
     if _is_restarting(snapshot):
         return State.RESTARTING
-    if has_begun(snapshot):
-        waits = snapshot.report.stage in (None, "gather") and snapshot.report.attempt_end is None
-        return State.GATHERING if waits or are_members_lost(snapshot) else State.RUNNING
-    # The slowest host decides.
+    if has_gang_started(snapshot):
+        is_waiting = (
+            snapshot.report.stage in (None, "gather") and snapshot.report.attempt_end is None
+        )
+        return State.GATHERING if is_waiting or are_members_lost(snapshot) else State.RUNNING
     if len(snapshot.hosts) < snapshot.expected_hosts:
         return State.CREATING
     if any(host.node is None for host in snapshot.hosts):
@@ -218,14 +233,14 @@ def derive_state(snapshot: Snapshot) -> State:
 
 
 def _ends_with_namespace(snapshot: Snapshot) -> bool:
-    """Return whether the namespace is being deleted, and the job had not ended before."""
+    """Return whether the namespace is being deleted, and the job had not ended before that."""
     if snapshot.ending_namespace is None:
         return False
     deleted_at = snapshot.ending_namespace["metadata"].get("deletionTimestamp", "")
     ends = (find_condition(snapshot.jobset, kind) for kind in ("Completed", "Failed"))
     ended_at = max((end.get("lastTransitionTime", "") for end in ends), default="")
     return terminal_state(snapshot.jobset) is None or (
-        # Jobs fail in a namespace that is being deleted, since their pods go first.
+        # In a namespace that is being deleted Jobs fail, since their pods are deleted first.
         terminal_state(snapshot.jobset) == "Failed" and ended_at >= deleted_at
     )
 
@@ -240,44 +255,46 @@ def _suspended_state(snapshot: Snapshot) -> State:
     if snapshot.queue is not None and not is_stopped_in_queue(snapshot):
         return State.SUSPENDED if "workloads" in snapshot.unread_reasons else State.QUEUED
     if "pods" not in snapshot.unread_reasons:
-        are_left = any(not host.has_ended for host in snapshot.hosts)
+        has_live_pods = any(not host.has_ended for host in snapshot.hosts)
     elif snapshot.jobs:
-        # If the pods could not be read, the Jobs' counts are used.
+        # The pods could not be read, but the Jobs count them.
         counts = [job.get("status", {}) for job in snapshot.jobs]
-        are_left = any(count.get("active") or count.get("terminating") for count in counts)
+        has_live_pods = any(count.get("active") or count.get("terminating") for count in counts)
     else:
         return State.SUSPENDED
-    return State.STOPPING if are_left else State.STOPPED
+    return State.STOPPING if has_live_pods else State.STOPPED
 
 
 def _is_restarting(snapshot: Snapshot) -> bool:
-    """Return whether the last generation has ended or is ending, and the next has no pods."""
+    """Return whether the newest generation with pods has ended or is ending without success."""
     if not snapshot.hosts:
         return snapshot.restarts > 0
     if snapshot.hosts[0].generation < snapshot.restarts:
         return True
     has_failed = any(host.phase == "Failed" for host in snapshot.hosts)
     if snapshot.is_ours and has_failed and not snapshot.waits_for_pods:
-        # The Job fails with its first pod.
+        # The Job fails as soon as one of its pods has failed.
         return True
-    # If lost pods are replaced, only host 0 shows that the gang is done.
-    done = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
-    is_done = len(done) == len(snapshot.hosts) or (snapshot.waits_for_pods and 0 in done)
+    # If lost pods are replaced, the gang is done when host 0's pod has succeeded.
+    done_numbers = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
+    is_done = len(done_numbers) == len(snapshot.hosts) or (
+        snapshot.waits_for_pods and 0 in done_numbers
+    )
     return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not is_done
 
 
 def _read_as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
-    recorded = snapshot.report.recorded
-    if recorded is None:
+    recorded_progress = snapshot.report.recorded_progress
+    if recorded_progress is None:
         return None
     return {
-        "at": datetime.fromtimestamp(recorded.at, UTC).isoformat(timespec="seconds"),
-        "when": ANNOTATION_MOMENTS[recorded.when],
+        "at": datetime.fromtimestamp(recorded_progress.at, UTC).isoformat(timespec="seconds"),
+        "when": ANNOTATION_MOMENTS[recorded_progress.when],
     }
 
 
 def describe_as_of(status: JobStatus, now: datetime) -> str:
-    """Return "12:03:11 UTC (7m ago), when it was stopped", or "" for current numbers."""
+    """Return "12:03:11 UTC (7m ago), when it was stopped", or "" if the numbers are current."""
     if status.as_of is None:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
@@ -286,12 +303,12 @@ def describe_as_of(status: JobStatus, now: datetime) -> str:
     return f"{day}{at:%H:%M:%S} UTC ({age} ago), {status.as_of['when']}"
 
 
-def _seconds_since(at: float | None, now: datetime) -> float | None:
+def _elapsed_s(at: float | None, now: datetime) -> float | None:
     return None if at is None else _seconds_between(datetime.fromtimestamp(at, UTC), now)
 
 
 def _seconds_between(at: datetime, now: datetime) -> float:
-    """Return the seconds between two times, at least 0 whatever the skew of the clocks."""
+    """Return the seconds between two times, at least 0 because clocks may differ."""
     return max(0.0, (now - at).total_seconds())
 
 
@@ -304,8 +321,8 @@ def _count_restarts(
 ) -> Restarts:
     policy = snapshot.jobset.get("spec", {}).get("failurePolicy") or {}
     charged = int(snapshot.jobset.get("status", {}).get("restartsCountTowardsMax", 0))
-    beat = snapshot.report.heartbeat
-    preempted = None if beat is None else beat.preempted
+    heartbeat = snapshot.report.heartbeat
+    preempted = None if heartbeat is None else heartbeat.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
     limit = codec.read_number(_read_variable(snapshot, contract.JOB), "preempted_limit")
@@ -314,7 +331,7 @@ def _count_restarts(
 
 
 def exit_code(snapshot: Snapshot, state: State) -> int | None:
-    """Return the exit code of an ended run: its verdict's, else a container's, else 1."""
+    """Return the exit code of a job that has ended: its verdict's, else a container's, else 1."""
     if state is State.DONE:
         return contract.DONE
     if state is not State.FAILED:
@@ -326,7 +343,7 @@ def exit_code(snapshot: Snapshot, state: State) -> int | None:
     ends += [container.terminated for host in snapshot.hosts for container in host.other_containers]
     codes = [end["exitCode"] for end in ends if end.get("exitCode")]
     conditions = [find_condition(obj, "Failed") for obj in (*snapshot.jobs, snapshot.jobset)]
-    matches = [_EXIT_CODE.search(condition.get("message", "")) for condition in conditions]
+    matches = [_EXIT_CODE_MESSAGE.search(condition.get("message", "")) for condition in conditions]
     codes += [int(match[1]) for match in matches if match]
     return codes[0] if codes else 1
 

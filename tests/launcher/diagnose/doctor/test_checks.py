@@ -866,7 +866,7 @@ def make_claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("claim", "hosts", "is_read", "level"),
+    ("claim", "hosts", "is_read_only", "level"),
     [
         (make_claim("ReadWriteMany"), 4, False, "ok"),
         (make_claim("ReadWriteOnce"), 4, False, "fail"),
@@ -879,9 +879,11 @@ def make_claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
     ],
 )
 def test_claim_must_be_bound_and_mountable_by_all_hosts(
-    claim: Any, hosts: int, is_read: bool, level: str
+    claim: Any, hosts: int, is_read_only: bool, level: str
 ) -> None:
-    assert namespace.judge_claim("ckpt", claim, hosts=hosts, is_read=is_read).level == level
+    assert (
+        namespace.judge_claim("ckpt", claim, hosts=hosts, is_read_only=is_read_only).level == level
+    )
 
 
 def make_claim_of_size(size: str | None, requested: str = "10Gi") -> dict[str, Any]:
@@ -931,7 +933,7 @@ def test_untraceable_checkpoint_size_is_unknown() -> None:
     template = {"spec": {"template": {"spec": {"containers": []}}}}
     jobset = {"spec": {"replicatedJobs": [{"template": template}]}}
     target = Target(cast(Cluster, None), "team", [jobset], fail_estimate)
-    (result,) = CHECKS["volumes"].judge(target)
+    (result,) = CHECKS["volumes"].run(target)
     assert (result.level, result.reason_text) == ("unknown", "trainer: importing mine failed")
 
 

@@ -77,7 +77,7 @@ EGRESS = make_policy("out", policyTypes=["Egress"])
 def test_job_of_several_hosts_needs_a_policy_for_its_pods(policies: Any, levels: list[str]) -> None:
     assert [
         finding.level
-        for finding in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own=True)
+        for finding in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own_policy=True)
     ] == levels
 
 
@@ -97,7 +97,7 @@ def run_checks(
         **keys,
     }
     manifests = render(resolve(load.parse_job(json.dumps(job)), ClusterDefaults()))
-    return list(CHECKS["network"].judge(Target(Cluster.connect(), "team", manifests)))
+    return list(CHECKS["network"].run(Target(Cluster.connect(), "team", manifests)))
 
 
 def test_job_without_policy_fails_under_default_deny(

@@ -78,10 +78,10 @@ def print_answer(folder: Path) -> Path:
 
 def test_answer_has_summary_attempts_and_logs(tmp_path: Path) -> None:
     files = read_answer(print_answer(tmp_path))
-    assert files.recorded is not None
-    assert (files.recorded.step, files.recorded.committed, files.recorded.goodput) == (40, 40, 0.75)
-    assert (files.recorded.at, files.recorded.restarts) == (1_795_000_000.0, {"crash": 1})
-    assert files.recorded.verdict == verdict_for_code(80, "saved at step 40")
+    assert files.progress is not None
+    assert (files.progress.step, files.progress.committed, files.progress.goodput) == (40, 40, 0.75)
+    assert (files.progress.at, files.progress.restarts) == (1_795_000_000.0, {"crash": 1})
+    assert files.progress.verdict == verdict_for_code(80, "saved at step 40")
     assert [end.description for end in files.attempts] == [
         "attempt 1 of generation 0: crash (83): rank 1 raised: X"
     ]
@@ -102,7 +102,7 @@ def test_summary_with_many_stacks_is_read(tmp_path: Path) -> None:
     )
     RunStarts(RunFolder(tmp_path, pytest.fail), "1234").write_summary(hung)
     assert (tmp_path / SUMMARY).stat().st_size > 2_000_000
-    files = read_answer(tmp_path).recorded
+    files = read_answer(tmp_path).progress
     assert files is not None and (files.step, files.committed, files.verdict) == (
         40,
         37,
