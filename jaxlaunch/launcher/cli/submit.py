@@ -116,8 +116,8 @@ def submit_command(
         )
         output.show_messages(*notes)
         if dry_run == "server":
-            rehearsed = submission.rehearse(replace=replace)
-            output.show_lines(*(f"{line} (server dry run)" for line in rehearsed))
+            effects = submission.dry_run(replace=replace)
+            output.show_lines(*(f"{line} (server dry run)" for line in effects))
             return 0
         submitted = submission.submit(replace=replace)
     except KeyboardInterrupt:

@@ -48,7 +48,7 @@ _SETTLE_PAUSE_S = 2.0
 # Attempts to read the pods of a job from a failing server.
 _MAX_READS = 3
 # Value of `when` in the record of progress, by state. It is "stopped" for all other states.
-_RECORDED_WHEN = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "queued"}
+_WHEN_BY_STATE = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "queued"}
 
 Say = Callable[[str], None]
 
@@ -293,13 +293,14 @@ def wait_for_end(
                 if job.ending_namespace is not None:
                     raise _namespace_error(metadata)
                 status = job_status.derive_status(job)
-                write_progress(cluster, job, _RECORDED_WHEN.get(status.state, "stopped"), say)
+                write_progress(cluster, job, _WHEN_BY_STATE.get(status.state, "stopped"), say)
                 if status.state in FINAL_STATES:
                     return status
                 # The pods still save, after a stop or an eviction from the queue. Their last
                 # reports are needed.
                 has_live_pods = job.is_suspended and any(not host.has_ended for host in job.hosts)
                 if status.state is State.STOPPING or has_live_pods:
+                    # `jobset` is still the earlier one, so the next wait returns immediately.
                     time.sleep(_SETTLE_PAUSE_S)
                     continue
             jobset = latest_jobset

@@ -1,7 +1,7 @@
 """Submission of a job to a cluster. It is idempotent: submitting again creates no second JobSet.
 
-All objects are first sent as dry runs. Then the JobSet is created, and after it the other objects,
-because they refer to its uid as their owner, so that Kubernetes deletes them with it. If the
+All objects but the JobSet are first sent as dry runs. Then the JobSet is created, and after it the
+other objects: they refer to its uid as their owner, so that Kubernetes deletes them with it. If the
 response to a write is lost, a GET shows whether the write has happened. The Secret of a gang is
 never read, so that users do not need the permission. A dry run shows whether it exists.
 """
@@ -105,7 +105,7 @@ class Submission:
                         manifest, jobset, has_deleted_earlier=has_deleted_earlier
                     )
             except ClusterError as error:
-                # The dry run of the same object succeeded a moment ago.
+                # The dry run of the object has succeeded, so the job may work after another submit.
                 error.message = f"{error.message}\n{self.describe_existing()}"
                 raise
             except UserError as error:
@@ -147,7 +147,7 @@ class Submission:
             self._say(f"{error.message}: {note}")
         return True
 
-    def rehearse(self, *, replace: bool = False) -> list[str]:
+    def dry_run(self, *, replace: bool = False) -> list[str]:
         """Return what the server would do with each manifest, as `KIND/NAME created`.
 
         Nothing is written: objects are sent as dry runs.
@@ -158,13 +158,13 @@ class Submission:
         for manifest in (self._jobset, *self._others):
             kind, outcome = manifest_kind(manifest), "created"
             if not self._would_create(kind, manifest, replace):
-                outcome = self._rehearse_existing(replace) if kind is JOBSETS else "unchanged"
+                outcome = self._outcome_for_existing(replace) if kind is JOBSETS else "unchanged"
                 self._dependents.check_config_map(manifest)
             lines.append(f"{kind.qualified_name(manifest['metadata']['name'])} {outcome}")
         return lines
 
-    def _rehearse_existing(self, replace: bool) -> str:
-        """Return what would be done with the existing JobSet: the outcome of a submission.
+    def _outcome_for_existing(self, replace: bool) -> str:
+        """Return the outcome of a submission for the existing JobSet, with dry runs.
 
         A dry run under an existing name fails before the server checks the object. A JobSet that
         would replace the existing one is therefore sent under an unused name. The name has about

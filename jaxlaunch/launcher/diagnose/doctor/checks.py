@@ -336,7 +336,7 @@ def check_allocation(target: Target) -> Findings:
 
 
 def _check_network(target: Target) -> Findings:
-    # Policies apply neither between the hosts of a job with one host nor to the nodes' network.
+    # A single host connects to no other, and policies do not apply in the network of the node.
     if target.pod_count < 2 or target.template["spec"].get("hostNetwork"):
         return
     kind = kinds.NETWORK_POLICIES

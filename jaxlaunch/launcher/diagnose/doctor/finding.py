@@ -53,17 +53,17 @@ class Finding:
 
     @property
     def summary_text(self) -> str:
-        """The summary as text."""
+        """The rendered summary."""
         return self._render_template(self.summary)
 
     @property
     def reason_text(self) -> str:
-        """The reason as text."""
+        """The rendered reason."""
         return self._render_template(self.reason)
 
     @property
     def remedy_text(self) -> str:
-        """The remedy as text."""
+        """The rendered remedy."""
         return self._render_template(self.remedy)
 
     def _render_template(self, template: str) -> str:

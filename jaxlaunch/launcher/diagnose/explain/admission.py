@@ -169,6 +169,7 @@ def explain_missing_jobs(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_unattended(snapshot: Snapshot) -> Answer | None:
+    """Explain that no controller has acted on a new JobSet."""
     age_s = seconds_since(snapshot.created_at, snapshot.now)
     # A JobSet also has no Jobs between two generations.
     if age_s is None or age_s < _CREATION_DELAY_S or snapshot.pods or snapshot.restarts:

@@ -213,7 +213,7 @@ def explain_not_started(snapshot: Snapshot) -> Answer | None:
     return first_answer(causes, snapshot, [host for host in snapshot.hosts if not host.is_leaving])
 
 
-def explain_never_ran(snapshot: Snapshot) -> Answer | None:
+def explain_unstarted_program(snapshot: Snapshot) -> Answer | None:
     """Explain pods that ended before their program was started."""
     causes = (_explain_start_error, _explain_missing_agent, _explain_init_failure)
     return first_answer(causes, snapshot, snapshot.hosts)

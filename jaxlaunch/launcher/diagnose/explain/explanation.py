@@ -182,7 +182,7 @@ def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
     facts = (*_list_facts(status, job.now), *_list_unknowns(job))
     step = answer.next_step or SITUATIONS[answer.situation].next_step
     if status.state not in FINAL_STATES and (step is None or step.action is Action.WAIT):
-        # Whoever is advised to wait should see what Kubernetes complains about.
+        # A user who is advised to wait should also see what Kubernetes warns about.
         evidence = (*answer.evidence, *describe_event(job.newest_warning))
         answer = dataclasses.replace(answer, evidence=evidence)
     exit_code = None if last_end is None else last_end.verdict.code

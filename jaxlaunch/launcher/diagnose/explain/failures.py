@@ -21,8 +21,8 @@ from jaxlaunch.launcher.diagnose.explain.answer import (
     is_liveness_failure,
 )
 from jaxlaunch.launcher.diagnose.explain.containers import (
-    explain_never_ran,
     explain_sidecar_failure,
+    explain_unstarted_program,
 )
 from jaxlaunch.launcher.diagnose.explain.foreign_messages import find_foreign_message
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, STEPS_BY_CODE
@@ -80,7 +80,7 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
         _explain_post_start_hook,
         explain_sidecar_failure,
         _explain_verdict,
-        _explain_never_ran,
+        _explain_unstarted_program,
         _explain_exit_code,
         _explain_rejected_pod,
     )
@@ -198,8 +198,8 @@ def _describe_join_failure(snapshot: Snapshot, verdict: Verdict) -> Text:
     return EMPTY_TEXT
 
 
-def _explain_never_ran(snapshot: Snapshot) -> Answer | None:
-    if (answer := explain_never_ran(snapshot)) is None:
+def _explain_unstarted_program(snapshot: Snapshot) -> Answer | None:
+    if (answer := explain_unstarted_program(snapshot)) is None:
         return None
     return dataclasses.replace(answer, headline=Text("it {why}", why=answer.headline))
 

@@ -121,7 +121,7 @@ def explain_disruption(snapshot: Snapshot) -> Answer | None:
         headline += Text("; {what}", what=blocker.description)
         return Answer(situation, headline, evidence, blocker.next_step)
     template = "; it restarts, which does not count against the restart limits"
-    if snapshot.waits_for_pods:
+    if snapshot.replaces_pods:
         template = (
             "; {hosts:that pod is|those pods are} made again, which does not count against the "
             "restart limits"
@@ -408,7 +408,7 @@ def _explain_new_leader(snapshot: Snapshot) -> Answer | None:
 def explain_blocked_completion(snapshot: Snapshot) -> Answer | None:
     """Explain that the ranks are done, but a pod on a lost node keeps the Job from completing."""
     cut_off = cut_off_hosts(snapshot)
-    if not cut_off or not snapshot.waits_for_pods or not is_gang_done(snapshot):
+    if not cut_off or not snapshot.replaces_pods or not is_gang_done(snapshot):
         return None
     stuck_object = termination.find_stuck_object(snapshot) or _stuck_on_lost_node(
         snapshot, cut_off[0]
@@ -586,7 +586,7 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
     leaders = (host.running.get("startedAt") for host in snapshot.hosts if host.number == 0)
     waited_s = seconds_since(next(leaders, None), snapshot.now) or 0.0
     if (last_end := report.last_end) is not None and last_end.at is not None:
-        # In a new attempt of the same pods, host 0 waits since the end of the last attempt.
+        # In a new attempt of the same pods, host 0 has waited since the end of the last attempt.
         waited_s = min(waited_s, max(0.0, snapshot.now.timestamp() - last_end.at))
     is_late = waited_s >= _SLOW_RENDEZVOUS_S
     template = "waits at rendezvous for {waited:age}" if is_late else "waits at rendezvous"

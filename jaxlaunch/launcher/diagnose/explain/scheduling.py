@@ -239,6 +239,7 @@ def _explain_taint(
         step = advise_change("nodes are cordoned: kubectl uncordon them, or wait.")
     elif condition is not None:
         words = ["describe", "node"]
+        # Trimmed nodes have only those conditions that indicate a problem.
         unhealthy = next((node for node in nodes if find_condition(node, condition)), None)
         if unhealthy is not None:
             words.append(unhealthy["metadata"]["name"])

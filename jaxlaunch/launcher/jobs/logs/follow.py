@@ -36,7 +36,7 @@ from jaxlaunch.launcher.kubernetes.watch import Outage, is_transient
 POLL_PERIOD_S = 1.0
 # Pause before a broken stream is opened again.
 RECONNECT_PAUSE_S = 1.0
-# At the end, reading of the remaining logs stops after this long without a line.
+# Limit for reading the rest of the logs at the end, counted from the last line.
 DRAIN_TIMEOUT_S = 10.0
 # Status of the API server's response if the pod of a log no longer exists.
 NOT_FOUND_STATUS = 404
@@ -63,7 +63,8 @@ def follow_logs(
     """Show the selected lines of a job as they are written, until its JobSet ends.
 
     Pods of later generations are followed too, and a broken stream is continued where it broke. At
-    the end the rest of the logs of ended pods is read, until no line comes for DRAIN_TIMEOUT_S.
+    the end the rest of the logs of ended pods is read: until no line comes for DRAIN_TIMEOUT_S or,
+    if the JobSet continues, for at most that time.
 
     Args:
         cluster: The cluster.

@@ -74,7 +74,7 @@ def parse_stamped_line(host: int, generation: int, text: str, previous: Line | N
 def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
     """Merge streams that are each sorted by time, holding one line of each in memory."""
 
-    def parse_time(line: Line) -> datetime:
+    def line_time(line: Line) -> datetime:
         try:
             return datetime.fromisoformat(line.at)
         except ValueError:
@@ -82,7 +82,7 @@ def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
             # first.
             return _EARLIEST_TIME
 
-    return heapq.merge(*streams, key=parse_time)
+    return heapq.merge(*streams, key=line_time)
 
 
 # --- selection ------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ class _Reader:
     # --- objects that only some situations require ------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
-        """Return the namespace if it is being deleted, else or if it cannot be read None."""
+        """Return the namespace if it is being deleted. None also if it cannot be read."""
         try:
             namespace = self._cluster.get(NAMESPACES, self._namespace)
         except ApiError as error:
@@ -316,7 +316,10 @@ def _may_be_terminating(jobset: Obj, newest_hosts: Sequence[Host]) -> bool:
 
 
 def read_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
-    """Return a namespace if it is being deleted, else None. Raises ApiError if it is unreadable."""
+    """Return a namespace if it is being deleted, else None. Raises ApiError.
+
+    If the user may not read the namespace, `probe_ending_namespace` decides.
+    """
     try:
         namespace = cluster.get(NAMESPACES, name)
     except ApiError as error:

@@ -272,13 +272,13 @@ def _is_restarting(snapshot: Snapshot) -> bool:
     if snapshot.hosts[0].generation < snapshot.restarts:
         return True
     has_failed = any(host.phase == "Failed" for host in snapshot.hosts)
-    if snapshot.is_ours and has_failed and not snapshot.waits_for_pods:
+    if snapshot.is_ours and has_failed and not snapshot.replaces_pods:
         # The Job fails as soon as one of its pods has failed.
         return True
     # If lost pods are replaced, the gang is done when host 0's pod has succeeded.
     done_numbers = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
     is_done = len(done_numbers) == len(snapshot.hosts) or (
-        snapshot.waits_for_pods and 0 in done_numbers
+        snapshot.replaces_pods and 0 in done_numbers
     )
     return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not is_done
 

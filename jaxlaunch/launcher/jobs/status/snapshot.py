@@ -163,7 +163,7 @@ class Snapshot:
         )
 
     @cached_property
-    def waits_for_pods(self) -> bool:
+    def replaces_pods(self) -> bool:
         """Return whether failed pods are replaced one by one, until the gang ends."""
         has_pod_replacement = self.is_ours and hosts.has_pod_replacement(self.jobset)
         return has_pod_replacement and not any(host.ends_gang for host in self.hosts)
@@ -285,7 +285,7 @@ def has_gang_started(snapshot: Snapshot) -> bool:
     leader's log this is inferred from the pods: that of the leader is created first, so the gang
     has started if another pod is older.
     """
-    if not snapshot.waits_for_pods or not snapshot.hosts:
+    if not snapshot.replaces_pods or not snapshot.hosts:
         return False
     heartbeat, generation = snapshot.report.heartbeat, snapshot.hosts[0].generation
     if heartbeat is not None and heartbeat.stage is not None:
