@@ -300,7 +300,7 @@ def wait_for_end(
                 # reports are needed.
                 has_live_pods = job.is_suspended and any(not host.has_ended for host in job.hosts)
                 if status.state is State.STOPPING or has_live_pods:
-                    # `jobset` is still the earlier one, so the next wait returns immediately.
+                    # `jobset` stays the earlier one, so that the same change ends the next wait.
                     time.sleep(_SETTLE_PAUSE_S)
                     continue
             jobset = latest_jobset

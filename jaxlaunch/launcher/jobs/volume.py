@@ -151,8 +151,10 @@ def read_run_folder(
         try:
             cluster.delete(JOBSETS, name, namespace)
         except ClusterError as error:
-            expiry = f"and is {_TTL_S} s after its end"
-            say(f"JobSet {name} could not be deleted, {expiry}: {error.message}")
+            say(
+                f"JobSet {name} could not be deleted, and is {_TTL_S} s after its end: "
+                f"{error.message}"
+            )
 
 
 def find_run_folder(jobset: Obj) -> str:

@@ -193,7 +193,8 @@ def blocking_webhooks(
 ) -> list[Webhook]:
     """Return the webhooks that must admit a job's objects in a namespace with these labels."""
     webhooks = []
-    for hook in (hook for config in configurations for hook in config.get("webhooks") or []):
+    hooks = [hook for config in configurations for hook in config.get("webhooks") or []]
+    for hook in hooks:
         selector = hook.get("namespaceSelector") or {}
         selects_namespace = namespace_labels is None or selector_matches(selector, namespace_labels)
         is_required = hook.get("failurePolicy", "Fail") == "Fail"

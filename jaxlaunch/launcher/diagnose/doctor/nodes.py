@@ -68,8 +68,9 @@ def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, has_autoscaler: bo
         remedy = "check accelerator, node_selector and tolerations, or ask for such nodes."
         return user_failure(summary, reason, remedy, **fields)
     requests = {name: quantity for name, quantity in pod_requests(spec).items() if quantity}
+    fitting_nodes = [node for node in affine_nodes if fit_nodes(spec, [node]).large]
     room = 0
-    for node in (node for node in affine_nodes if fit_nodes(spec, [node]).large):
+    for node in fitting_nodes:
         pods_by_resource = [
             allocatable_quantity(node, name) // quantity for name, quantity in requests.items()
         ]
