@@ -1,1 +1,1 @@
-"""Typed records that agent, launcher and trainer exchange."""
+"""Typed records that agent, launcher and trainer exchange as JSON."""

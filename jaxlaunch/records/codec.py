@@ -1,11 +1,12 @@
-"""Decodes untrusted JSON into dataclasses whose annotations restrict their values. Pure.
+"""Encoding of dataclasses as JSON, and decoding of untrusted JSON. Pure.
 
-A program next to the agent, anyone who shares the storage, and anyone who may change the JobSet can
-write the JSON that is read here. Decoding therefore raises only ValueError, and its result can be
-encoded again: the nesting is limited, numbers are finite, and text is UTF-8. Python's own decoder
-passes on lone surrogates, which strict encoders reject; `os.listdir` returns them for file names in
-Latin-1. A field with a default may be missing, and unknown fields are ignored because newer
-versions may add some.
+The JSON that is decoded here may be written by a program next to the agent, by anyone who shares
+the storage, and by anyone who may change the JobSet. Annotations of a dataclass restrict the values
+of its fields, such as `Annotated[int, Bounds(0, 255)]`. Decoding raises only ValueError, and its
+result can be encoded again: the nesting is limited, numbers are finite, and text is valid UTF-8.
+Python's own decoder keeps lone surrogates, which `os.listdir` returns for file names in Latin-1 and
+which strict encoders reject. A field with a default may be missing. Unknown fields are ignored,
+because newer versions of jaxlaunch may add some.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
-# In bytes. Our own longest texts are cut to some thousands of characters.
+# jaxlaunch cuts its own texts to a few thousand characters.
 MAX_RECORD_BYTES = 256 * 1024
-# The largest step or exit code, which also fits into a float and into the readers of metrics.
+# The largest step or rank. Readers of metrics also support it.
 MAX_NUMBER = 2**63 - 1
-# As Unix time this is the year 3871. There is no datetime beyond the year 9999.
+# As Unix time this is in the year 3871. A datetime ends with the year 9999.
 MAX_TIME_S = 60_000_000_000
-# In error messages, a wrong value is cut to this many characters.
+# A wrong value in an error message is cut to this length.
 MAX_REPR_CHARS = 200
-# The limit for nested lists and objects. `json` itself fails at a depth of about a thousand.
+# The deepest nesting of lists and objects. `json` itself fails at a depth of about a thousand.
 MAX_DEPTH = 32
 
-# Returns the value for a record, or raises MalformedError.
+# A function that returns the value of a field for a value of JSON, or raises MalformedError.
 Reader = Callable[[Any], Any]
 R = TypeVar("R")
 
@@ -44,7 +45,7 @@ class MalformedError(ValueError):
     """A value that does not fit its record.
 
     Attributes:
-        needed: Description of a valid value.
+        needed: Description of valid values.
         value: The wrong value.
         field: Path of the field, such as "failure.kind".
     """
@@ -58,36 +59,40 @@ class MalformedError(ValueError):
 
 
 def truncate_repr(value: Any) -> str:
-    """Return the representation of a wrong value, cut to a length that fits into a message."""
+    """Return the representation of a wrong value, cut to MAX_REPR_CHARS."""
     return repr(value)[:MAX_REPR_CHARS]
 
 
-# --- restrictions in annotations: Annotated[int, within(0, 255)] ----------------------------------
+# --- restrictions in annotations ------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Restricts a number to a range, which excludes NaN."""
+    """Restricts a number to a range that includes both ends, and excludes NaN."""
 
     minimum: float
     maximum: float
 
     def make_reader(self, kind: type, read_plain: Reader) -> Reader:
-        """Return a reader with one call per value: a large folder of runs has a million."""
+        """Return a reader of numbers in this range.
+
+        It needs a single call per valid value, because a large folder of runs has a million values.
+        """
         kinds = (int,) if kind is int else (int, float)
         minimum, maximum = self.minimum, self.maximum
-        end = "on" if maximum == MAX_NUMBER else f"to {maximum}"
+        limit = "on" if maximum == MAX_NUMBER else f"to {maximum}"
 
         def read_number(value: Any) -> Any:
             if type(value) in kinds and minimum <= value <= maximum:
                 return value
-            raise MalformedError(f"a number from {minimum} {end}", read_plain(value))
+            # The plain reader raises the error for a value that is not a number.
+            raise MalformedError(f"a number from {minimum} {limit}", read_plain(value))
 
         return read_number
 
 
 def max_length(count: int) -> Reader:
-    """Accept texts of at most `count` characters and objects of at most `count` values."""
+    """Accept texts, lists and objects of at most `count` characters or items."""
     return _require(lambda value: len(value) <= count, f"no longer than {count}")
 
 
@@ -128,9 +133,9 @@ class Sparse:
 
 
 class Keyed:
-    """Base class of records whose JSON has other keys than the names of some fields."""
+    """Base class of records with fields whose keys in JSON differ from their names."""
 
-    # By name of the field.
+    # The key by the name of the field.
     JSON_KEYS: ClassVar[Mapping[str, str]] = {}
 
 
@@ -138,7 +143,7 @@ class Keyed:
 
 
 def read_number(data: str, key: str) -> int | None:
-    """Return the whole number under a key of a JSON object, or None."""
+    """Return the number at a key of a JSON object, or None if there is no NonNegativeInt."""
     try:
         number: int = reader_for(NonNegativeInt)(parse_record(data).get(key))
     except (ValueError, AttributeError):
@@ -147,29 +152,34 @@ def read_number(data: str, key: str) -> int | None:
 
 
 def read_record(record: type[R], fields: Any) -> R:
-    """Return the record with these fields, or raise MalformedError for the first wrong field."""
+    """Return the record with these fields of JSON.
+
+    Raises:
+        MalformedError: A field is wrong, or a field without a default is missing.
+    """
     values = read_partial(record, fields)
-    for name in _required_fields(record):  # type: ignore[arg-type]  # mypy holds that a class has no hash
+    for name in _required_fields(record):  # type: ignore[arg-type]  # mypy believes that classes are not hashable
         if name not in values:
             raise MalformedError("given", None, name)
     return record(**values)
 
 
 def read_partial(record: type, fields: Any) -> dict[str, Any]:
-    """Return the values of those fields of the record that are present, or raise MalformedError."""
-    field_reader, fields = field_readers(record), _require_object(fields)
+    """Return the values of the fields that are present in JSON, by the names of the fields.
+
+    Raises:
+        MalformedError: A field is wrong.
+    """
+    readers, fields = field_readers(record), _require_object(fields)
     try:
-        # Without `_read_field` there is one call less per value: a folder of ten thousand runs has
-        # a million values.
-        values = {
-            key: field_reader[key](value) for key, value in fields.items() if key in field_reader
-        }
+        # `_read_field` would add a call per value, and ten thousand runs have a million values.
+        values = {key: readers[key](value) for key, value in fields.items() if key in readers}
     except MalformedError:
-        # A second pass finds the name of the field.
+        # A second pass adds the name of the field to the error.
         values = {
-            key: _read_field(key, field_reader[key], value)
+            key: _read_field(key, readers[key], value)
             for key, value in fields.items()
-            if key in field_reader
+            if key in readers
         }
     names = {key: name for name, key in _json_keys(record).items()}
     return {names.get(key, key): value for key, value in values.items()} if names else values
@@ -180,19 +190,16 @@ def _json_keys(record: type) -> Mapping[str, str]:
 
 
 def present_fields(record: Any) -> dict[str, Any]:
-    """Return the fields of a record as JSON values, without those that are None."""
+    """Convert a record to a dict like `to_json`, without the fields that are None."""
     return {name: value for name, value in to_json(record).items() if value is not None}
 
 
 def to_json(value: Any) -> Any:
-    """Convert a record to dicts, lists and plain values.
-
-    Of a Sparse record, only the fields that differ from their defaults are included.
-    """
+    """Convert a record to the dicts, lists and plain values that JSON has."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        # Keys are text as in JSON, because a report is also read as a record without being encoded.
+        # Keys become strings, because `read_record` may read the result without encoding it first.
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
@@ -209,7 +216,7 @@ def to_json(value: Any) -> Any:
 
 @functools.cache
 def _field_defaults(record: Any) -> Mapping[str, Any]:
-    """Return the default of each field, or MISSING."""
+    """Return the default of each field, which is MISSING for fields without one."""
     missing = dataclasses.MISSING
     return {
         field.name: field.default if field.default_factory is missing else field.default_factory()
@@ -225,7 +232,7 @@ def _required_fields(record: Any) -> list[str]:
 
 @functools.cache
 def field_readers(record: type) -> Mapping[str, Reader]:
-    """Return the reader of each key of a record's JSON."""
+    """Return the reader for each key in the JSON of a record."""
     hints, keys = typing.get_type_hints(record, include_extras=True), _json_keys(record)
     return {
         keys.get(field.name, field.name): reader_for(hints[field.name])
@@ -235,15 +242,15 @@ def field_readers(record: type) -> Mapping[str, Reader]:
 
 @functools.cache
 def reader_for(hint: Any) -> Reader:
-    """Return the reader for values of an annotation."""
+    """Return the reader for the annotation of a field."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return lambda value: value
     if origin is Annotated:
-        read_plain, bound = reader_for(inner[0]), inner[1]
-        if isinstance(bound, Bounds):
-            return bound.make_reader(inner[0], read_plain)
-        return lambda value: bound(read_plain(value))
+        read_plain, restriction = reader_for(inner[0]), inner[1]
+        if isinstance(restriction, Bounds):
+            return restriction.make_reader(inner[0], read_plain)
+        return lambda value: restriction(read_plain(value))
     if origin in (typing.Union, types.UnionType):
         kind = next(kind for kind in inner if kind is not type(None))
         return partial(_read_optional, reader_for(kind))
@@ -257,7 +264,7 @@ def reader_for(hint: Any) -> Reader:
         return lambda value: sequence(read_item(item) for item in read_list(value))
     if dataclasses.is_dataclass(hint):
         return partial(read_record, hint)  # type: ignore[arg-type]
-    return partial(_read_member, hint) if issubclass(hint, enum.Enum) else _PLAIN[hint]
+    return partial(_read_member, hint) if issubclass(hint, enum.Enum) else _PLAIN_READERS[hint]
 
 
 def _read_field(field: str, read_value: Reader, value: Any) -> Any:
@@ -281,7 +288,7 @@ def _read_mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
     try:
         return {read_key(key): read_value(item) for key, item in fields}
     except MalformedError:
-        # A second pass finds the name of the key.
+        # A second pass adds the key to the error.
         return {
             _read_field("a key", read_key, key): _read_field(truncate_repr(key), read_value, item)
             for key, item in fields
@@ -304,8 +311,8 @@ def _read_member(kind: Any, value: Any) -> Any:
 
 
 _require_object = _require(lambda value: isinstance(value, dict), "an object")
-# The type must be exact, since a bool is an int but not a number in JSON.
-_PLAIN: Mapping[Any, Reader] = {
+# The types must be exact, because a bool is an int in Python, but not a number in JSON.
+_PLAIN_READERS: Mapping[Any, Reader] = {
     str: _require(lambda value: type(value) is str, "a string"),
     int: _require(lambda value: type(value) is int, "a whole number"),
     float: _require(lambda value: type(value) in (int, float), "a number"),
@@ -321,67 +328,66 @@ def _parse_finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# NaN and infinities are not valid JSON and become None. The second decoder avoids a call per
-# number, of which tables read a million.
-_STRICT = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda name: None)
-_LENIENT = json.JSONDecoder(parse_constant=lambda name: None)
-_DIGIT_TABLE = bytes.maketrans(b"123456789E", b"000000000e")
+# NaN and infinities, which are not valid JSON, become None. For text whose numbers cannot overflow,
+# the second decoder saves a call per number.
+_FINITE_DECODER = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda name: None)
+_FAST_DECODER = json.JSONDecoder(parse_constant=lambda name: None)
+_DIGITS_TO_ZERO = bytes.maketrans(b"123456789E", b"000000000e")
 
 
 def parse_record(data: bytes | str) -> Any:
-    """Return the value of a JSON text of at most MAX_RECORD_BYTES, or raise ValueError."""
+    """Parse JSON of at most MAX_RECORD_BYTES. Raises ValueError."""
     if len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"it is longer than {MAX_RECORD_BYTES} bytes")
     return parse_json(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
 def parse_json(line: bytes) -> Any:
-    """Return the value of a line of JSON, or raise ValueError, also beyond MAX_DEPTH."""
-    # `json` recurses, so the depth is checked first.
+    """Parse JSON that nests no deeper than MAX_DEPTH. Raises ValueError."""
+    # `json` recurses, so the depth is checked before.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_nesting_depths(line)) > MAX_DEPTH:
         raise ValueError("it nests too deep")
-    stripped = line.decode("utf-8", "replace").strip()
-    # A number can overflow only if its exponent has three digits or it has very many digits itself.
-    # To look for such numbers with a regular expression would take four times as long as the
-    # decoder.
-    digits = line.translate(_DIGIT_TABLE)
-    has_large_exponent = b"0e" in digits and (b"0e000" in digits or b"0e+000" in digits)
-    decoder = _STRICT if has_large_exponent or b"0" * 200 in digits else _LENIENT
-    value, end = decoder.raw_decode(stripped)
-    if end != len(stripped):
+    text = line.decode("utf-8", "replace").strip()
+    # A number can overflow only if its exponent has three digits, or if it has hundreds of digits.
+    # A regular expression that finds such numbers would take four times as long as the decoder.
+    zeroed = line.translate(_DIGITS_TO_ZERO)
+    has_large_exponent = b"0e" in zeroed and (b"0e000" in zeroed or b"0e+000" in zeroed)
+    may_overflow = has_large_exponent or b"0" * 200 in zeroed
+    value, end = (_FINITE_DECODER if may_overflow else _FAST_DECODER).raw_decode(text)
+    if end != len(text):
         raise ValueError("there is more than one value in it")
     if b"\\ud" in line or b"\\uD" in line:
         return _escape_surrogates(value)
     return value
 
 
-# A string, or one that the end of the line cuts off. This alternative always matches, which makes
-# the time linear.
+# A string, which may be cut off by the end of the line. Because a quote always begins a match, the
+# time is linear.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
 _DEPTH_CHANGES = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NOT_QUOTES, _NOT_BRACKETS = (
+_ALL_BUT_BRACKETS_AND_QUOTES, _ALL_BUT_BRACKETS = (
     bytes(set(range(256)) - set(characters)) for characters in (b'[]{}"', b"[]{}")
 )
 
 
 def _nesting_depths(line: bytes) -> Iterator[int]:
     """Yield the nesting depth before the first bracket and after each bracket."""
-    # With a backslash in the line, a quote may be part of a string.
+    # Without a backslash, every second quote ends a string, so no regular expression is needed.
     if b"\\" in line:
-        brackets = _STRING.sub(b"", line).translate(None, _NOT_BRACKETS)
+        brackets = _STRING.sub(b"", line).translate(None, _ALL_BUT_BRACKETS)
     else:
-        brackets = b"".join(line.translate(None, _NOT_QUOTES).split(b'"')[::2])
+        brackets = b"".join(line.translate(None, _ALL_BUT_BRACKETS_AND_QUOTES).split(b'"')[::2])
     return itertools.accumulate((_DEPTH_CHANGES[bracket] for bracket in brackets), initial=0)
 
 
 def is_truncated(line: bytes) -> bool:
-    """Return whether the line ends inside a string, a list or an object."""
+    """Return whether a line of JSON ends inside a string, a list or an object."""
     *_, depth = _nesting_depths(line)
     return depth > 0 or any(not match[1].endswith(b'"') for match in _STRING.finditer(line))
 
 
 def _escape_surrogates(value: Any) -> Any:
-    r"""Return the value with lone surrogates, which UTF-8 cannot encode, written as `\udce9`."""
+    r"""Replace lone surrogates, which UTF-8 cannot encode, by escapes such as `\udce9`."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):

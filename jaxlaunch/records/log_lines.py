@@ -1,33 +1,36 @@
-"""Formats for what leaves a pod: log lines, the termination message, an annotation. Pure.
+"""Formats of what outlives a pod: lines of its log, its termination message, an annotation. Pure.
 
-This module has the writer and the parser of all three. Pure. Host 0 writes the annotation if the
-job has a service account, since other pods have no token. It tells the progress of a job that has
-no pods any more. Anyone who may change the JobSet may write the annotation too, so one wrong field
-invalidates all of it.
+The launcher reads the state of a job from these three; this module has the writers and the parsers.
 
-A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with
-`[rank] `, so that they cannot be mistaken for one. Each has `at` (Unix time), `attempt` and
-`generation`, and by its kind, where there is a value:
+The log of host 0 has lines for programs, `jaxlaunch: KIND JSON`. The lines of the ranks begin with
+`[rank] `, so that they cannot be mistaken for one. Each line for programs has `at` (Unix time),
+`attempt` and `generation`, and these keys by its kind, as far as they have a value:
 
-past     at the start of a later generation. First one without `verdict`: `attempts` (how many there
-         were), `ends` (how many by cause), `unknown` (why that is not known). Then one for each of
-         the last three: `verdict`, `seconds`, `first_committed`, `last_committed`, `ended`;
-         `attempt` and `generation` are then its own.
-tail     after these, the end of a rank's log of the generations before: `rank`, `lines`, `host`
-         (that held the rank in the last attempt, where that is known). The failing rank comes
-         first; ranks beyond jaxlaunch.runs.run_folder.TAIL_BYTES are left out.
-beat     `stage` (of STAGES), `members` (hosts that hold ranks, in the order of these:
-         jaxlaunch/records/members), `missing` (of these the hosts that have not joined, the first
-         MAX_LISTED), `missing_count`, `refused`, `step` (complete on every rank), `phase` (of most
-         ranks) and its start `since`, `phases` ({phase: the first MAX_LISTED ranks}), `counts`
-         ({phase: ranks}), `committed`, `committed_at` (none: before these pods), `seconds` and
-         `restarts` (by cause), `restart` (seconds by cause until this attempt's first step),
-         `preempted` (preemptions in a row without a newly committed step; none: not known),
-         `overdue` (which timeout passed), `metrics` (rank 0's newest).
-verdict  `verdict`, of jaxlaunch/records/verdict. Another attempt may follow in these pods: the
-         next beat has its number.
-start    an attempt begins. Only agents of `launcher run` write it, each to its stdout: the lines of
-         its processes in this attempt follow. They write `verdict` there, too.
+past     The attempts of earlier pods, at the start of a later generation. The first line has
+         `attempts` (their number), `ends` (their number by cause) and `unknown` (why they are not
+         known). A line follows for each of the last three, with its own `attempt` and `generation`,
+         `verdict`, `seconds`, `first_committed`, `last_committed` and `ended`.
+tail     After these, the end of a rank's log in earlier pods: `rank`, `lines`, and `host` (which
+         held the rank in the last attempt). The failing rank comes first. Ranks for which
+         jaxlaunch.runs.run_folder.TAIL_BYTES leaves no space are omitted.
+beat     The state of the gang: `stage` (of STAGES), `members` (hosts that hold ranks, in the order
+         of the ranks: jaxlaunch/records/members), `missing` (the first MAX_LISTED of them that have
+         not joined), `missing_count`, `refused`, `step` (complete on every rank), `phase` (of most
+         ranks), `since` (the start of that phase), `phases` (the first MAX_LISTED ranks by phase),
+         `counts` (the number of ranks by phase), `committed`, `committed_at` (absent if it was
+         before these pods), `seconds` and `restarts` (by cause), `restart` (seconds by cause until
+         the first step of this attempt), `preempted` (preemptions in a row without a newly
+         committed step; absent if not known), `overdue` (the timeout that passed) and `metrics`
+         (the newest of rank 0).
+verdict  The end of an attempt: `verdict` (jaxlaunch/records/verdict), `step`, `committed`. If
+         another attempt follows in these pods, the next beat has its number.
+start    The start of an attempt, before the lines of its processes. Only the agents of `launcher
+         run` write it, each to its own stdout, as they do with `verdict`.
+
+The termination message has the verdict of an agent. The annotation has the progress of a job whose
+pods no longer exist. Host 0 writes it if the job has a service account, because pods without one
+have no token. Anyone who may change the JobSet can write the annotation too, so one wrong field
+makes all of it invalid.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
 STAGES = ("gather", "run", "kill", "leave")
-# A beat lists at most this many hosts or ranks.
+# The largest number of hosts or ranks that a beat lists.
 MAX_LISTED = 16
 
 # --- the bytes of a stream ------------------------------------------------------------------------
 
-# Precedes each further piece of a line that is too long.
+# Mark at the beginning of each piece of a long line after the first.
 CONTINUATION_MARK = "… "
 _MARK = CONTINUATION_MARK.encode()
 
@@ -60,7 +63,7 @@ class LineSplitter:
     """Splits a stream into lines, and long lines into marked pieces of at most `limit` bytes."""
 
     def __init__(self, limit: int = contract.MAX_LINE) -> None:
-        # The beginning of the line that has not ended yet.
+        # The bytes of a line whose end has not been received.
         self._rest = bytearray()
         self._limit = limit
         self._is_continued = False
@@ -84,7 +87,7 @@ class LineSplitter:
     def _split_long(self, line: bytearray, pieces: list[bytes]) -> None:
         """Move full pieces from the beginning of a line to `pieces`."""
         while len(line) > self._limit:
-            # A character of UTF-8 must not be split.
+            # A piece must not end inside a character of UTF-8.
             ends = range(self._limit, max(self._limit - 4, 0), -1)
             end = next((end for end in ends if line[end] & 0xC0 != 0x80), self._limit)
             pieces.append(self._mark_piece(line[:end]))
@@ -107,7 +110,7 @@ class _Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PastLine(_Line):
-    """Number of attempts that ended in earlier pods or, with `verdict`, the end of one of them."""
+    """Numbers of the attempts in earlier pods or, with `verdict`, one of these attempts."""
 
     attempts: NonNegativeInt = 0
     ends: Mapping[str, NonNegativeInt] = dataclasses.field(default_factory=dict)
@@ -121,7 +124,7 @@ class PastLine(_Line):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TailLine(_Line):
-    """The end of a rank's log of earlier pods."""
+    """The end of a rank's log in earlier pods."""
 
     rank: NonNegativeInt
     lines: Sequence[str]
@@ -159,23 +162,23 @@ class VerdictLine(_Line):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StartLine(_Line):
-    """Start of an attempt on one host."""
+    """The start of an attempt on one host."""
 
 
 Line = PastLine | TailLine | BeatLine | VerdictLine | StartLine
 KINDS: Mapping[str, type[Line]] = dict(
     past=PastLine, tail=TailLine, beat=BeatLine, verdict=VerdictLine, start=StartLine
 )
-_KIND_OF = {record: kind for kind, record in KINDS.items()}
+_KIND_BY_CLASS = {line_class: kind for kind, line_class in KINDS.items()}
 
 
-def format_line(record: Line) -> str:
-    """Return the log line of a record."""
-    return f"{PREFIX}{_KIND_OF[type(record)]} {_dump_compact(codec.present_fields(record))}"
+def format_line(line: Line) -> str:
+    """Return a line for programs as text."""
+    return f"{PREFIX}{_KIND_BY_CLASS[type(line)]} {_dump_compact(codec.present_fields(line))}"
 
 
 def parse_line(text: str) -> Line | None:
-    """Return the record in a log line, or None if it is another line, truncated or invalid."""
+    """Parse a line for programs. Return None for other lines, and if it is truncated or invalid."""
     if not text.startswith(PREFIX):
         return None
     kind, _, value = text[len(PREFIX) :].partition(" ")
@@ -186,7 +189,7 @@ def parse_line(text: str) -> Line | None:
 
 
 def is_for_programs(text: str) -> bool:
-    """Return whether a log line is one of ours, complete or truncated."""
+    """Return whether a log line is a line for programs, even if it is truncated or invalid."""
     return any(text.startswith(f"{PREFIX}{kind} ") for kind in KINDS)
 
 
@@ -196,19 +199,19 @@ def _dump_compact(value: Mapping[str, Any]) -> str:
 
 # --- the termination message ----------------------------------------------------------------------
 
-# In bytes. The kubelet truncates a termination message to 4,096 bytes.
+# The kubelet truncates a termination message to 4,096 bytes.
 MAX_MESSAGE_BYTES = 3_900
-# A traceback of at most this many characters is not cut.
+# A traceback of at most this length is not cut any further.
 MIN_TRACEBACK_CHARS = 100
-# The version of the termination message.
+# Version of the format of the termination message.
 VERSION = 1
-# The default terminationMessagePath of Kubernetes.
+# Default of terminationMessagePath in Kubernetes.
 TERMINATION_LOG = "/dev/termination-log"
 
 
 @dataclasses.dataclass(frozen=True)
 class TerminationMessage:
-    """The termination message of an agent."""
+    """The content of an agent's termination message."""
 
     verdict: Verdict
     host: NonNegativeInt | None = None
@@ -216,28 +219,29 @@ class TerminationMessage:
     attempt: NonNegativeInt = 0
 
 
-def format_termination_message(end: TerminationMessage) -> str:
-    """Return a termination message as JSON of at most MAX_MESSAGE_BYTES."""
+def format_termination_message(message: TerminationMessage) -> str:
+    """Return JSON of at most MAX_MESSAGE_BYTES. The traceback is cut first, then the sentence."""
     while True:
-        text = _dump_compact({"jaxlaunch": VERSION, **codec.to_json(end)})
-        # The JSON is ASCII, so characters are bytes.
+        text = _dump_compact({"jaxlaunch": VERSION, **codec.to_json(message)})
+        # The JSON is ASCII, so its length is the number of bytes.
         if len(text) <= MAX_MESSAGE_BYTES:
             return text
-        trace, message = end.verdict.traceback or "", end.verdict.message
-        if len(trace) > MIN_TRACEBACK_CHARS:
-            # The exception is at the end of the traceback.
-            verdict = dataclasses.replace(end.verdict, traceback=trace[len(trace) // 4 :])
+        verdict = message.verdict
+        traceback = verdict.traceback or ""
+        if len(traceback) > MIN_TRACEBACK_CHARS:
+            # The beginning is cut, because the exception is at the end.
+            verdict = dataclasses.replace(verdict, traceback=traceback[len(traceback) // 4 :])
         else:
-            verdict = end.verdict.truncate(len(message) * 3 // 4)
-        end = dataclasses.replace(end, verdict=verdict)
+            verdict = verdict.truncate(len(verdict.message) * 3 // 4)
+        message = dataclasses.replace(message, verdict=verdict)
 
 
-def parse_termination_message(message: str | None) -> TerminationMessage | None:
-    """Return the termination message of an agent, or None for any other text."""
+def parse_termination_message(text: str | None) -> TerminationMessage | None:
+    """Parse the termination message of an agent. Return None for any other text."""
     try:
-        fields = codec.parse_record(message or "")
-        is_ours = fields["jaxlaunch"] == VERSION
-        return codec.read_record(TerminationMessage, fields) if is_ours else None
+        fields = codec.parse_record(text or "")
+        is_known_version = fields["jaxlaunch"] == VERSION
+        return codec.read_record(TerminationMessage, fields) if is_known_version else None
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -245,7 +249,7 @@ def parse_termination_message(message: str | None) -> TerminationMessage | None:
 # --- the annotation -------------------------------------------------------------------------------
 
 MAX_ANNOTATION_BYTES = 2_000
-# The state of the job at the time of an annotation.
+# The moments at which the annotation may be written, with their descriptions for people.
 ANNOTATION_MOMENTS = {
     "stopped": "when it was stopped",
     "queued": "when its queue suspended it",
@@ -255,15 +259,15 @@ ANNOTATION_MOMENTS = {
     "volume": "by the files on its volume",
 }
 _MAX_VERDICT_CHARS = 600
-# The limit for each text among the facts of the verdict.
+# The limit of each text among the facts of the verdict.
 _MAX_FACT_CHARS = 60
-# A longer message of the verdict is cut before the metrics are left out.
+# The metrics are omitted before the message of the verdict is cut below this length.
 _MIN_MESSAGE_CHARS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgressAnnotation(RunNumbers):
-    """Progress of a job at a time. Its verdict and its metrics are shortened."""
+    """The progress of a job at the time `at`, with a shortened verdict and few metrics."""
 
     JSON_KEYS = {"restarts": "ends"}
 
@@ -272,7 +276,7 @@ class ProgressAnnotation(RunNumbers):
     when: Annotated[str, matches("|".join(ANNOTATION_MOMENTS))]
     attempt: NonNegativeInt
     generation: NonNegativeInt
-    # Verdict on the newest finished attempt, without its traceback.
+    # The verdict on the newest finished attempt, without its traceback.
     verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
@@ -283,11 +287,11 @@ class ProgressAnnotation(RunNumbers):
 
     @property
     def is_end(self) -> bool:
-        """Return whether the verdict is on the end of the last pods."""
+        """Return whether the verdict describes the end of the last pods."""
         return self.when in ("stopped", "ended", "left", "volume")
 
     def to_json(self) -> str:
-        """Return the value of the annotation, with verdict and metrics cut to fit."""
+        """Return the value of the annotation, with verdict and metrics cut to the size limit."""
         fields, verdict = codec.present_fields(self), self.verdict
         fields["at"] = round(self.at, 1)
         if self.goodput is not None:
@@ -315,10 +319,10 @@ class ProgressAnnotation(RunNumbers):
 
 
 def shorten_verdict(verdict: Verdict) -> Verdict:
-    """Return the verdict without traceback, with a short message of printable characters."""
+    """Return the verdict without traceback, and with short texts of printable characters."""
 
     def replace_unprintable(text: str) -> str:
-        return "".join(letter if letter.isprintable() else " " for letter in text)
+        return "".join(character if character.isprintable() else " " for character in text)
 
     short = dataclasses.replace(verdict, traceback=None)
     short = short.truncate(_MAX_VERDICT_CHARS, _MAX_FACT_CHARS)

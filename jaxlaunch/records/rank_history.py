@@ -1,12 +1,15 @@
 """History of the phase and the lag of each rank, which the leader keeps in ranks.json.
 
-Every PERIOD_S a column is added with the phase of each rank, the number of steps that it is behind
-the foremost rank, and its own time: the thousandths of its steps that it spends on data and on the
-host. All ranks of a gang end a step at the same time, since each waits for the slowest one, so the
-slow rank is the one that spends the most time by itself (`list_slow_ranks`). When there are more
-than MAX_COLUMNS, pairs of columns are merged and the period is doubled, so that the file has a
-bounded size for runs of any length. Columns are run-length encoded, so that the file is small if
-ranks move together. This module needs only the standard library and Python >= 3.10.
+Every PERIOD_S the leader adds a column. It has the phase of each rank, the number of steps by which
+the rank is behind the foremost one, and its own time: the share of a step, in thousandths, that the
+rank spends on data and on its host. All ranks of a gang end a step at the same time, because each
+waits for the slowest one. The slow rank is therefore the one with the longest own time
+(`list_slow_ranks`).
+
+When there are more than MAX_COLUMNS, pairs of columns are merged and the period is doubled, so that
+the size of the file is bounded for runs of any length. Columns are run-length encoded, so that the
+file is small while the ranks proceed together. The module needs only the standard library and
+Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from typing import Any, NamedTuple
 PERIOD_S = 2.0
 MAX_COLUMNS, MAX_RANKS = 240, 1024
 ENDED, UNKNOWN = "x", "-"
-# A rank is slow if its own time exceeds that of the others by this many thousandths of a step, on
-# average over at least so many columns. Noise of a busy machine is shorter than that.
+# A rank is slow if its mean own time exceeds the median of all ranks by SLOW_PERMILLE. With fewer
+# columns, noise of a busy machine could have this effect.
 SLOW_PERMILLE, MIN_SLOW_COLUMNS = 10, 3
-# Letters that a reader gives to ranks once it is known which of them hung.
+# Letters for ranks after a hang. They are not in the file: its reader knows which ranks hung, and
+# which waited for them.
 HUNG, WAITS = "h", "w"
 # The letter in a column for each phase of jaxlaunch.contract.
 LETTERS: Mapping[str | None, str] = {
@@ -40,14 +44,19 @@ LETTERS: Mapping[str | None, str] = {
     "save": "v",
     "done": "f",
 }
-_PHASES = re.compile(rf"([{''.join(LETTERS.values())}{ENDED}])([0-9]{{0,4}})")
-_NUMBERS = re.compile(r"([0-9]{1,15})(?:x([0-9]{1,4}))?,")
+# Equal values of consecutive ranks, as `encode_letters` and `_encode_numbers` write them.
+_LETTER_RUN = re.compile(rf"([{''.join(LETTERS.values())}{ENDED}])([0-9]{{0,4}})")
+_NUMBER_RUN = re.compile(r"([0-9]{1,15})(?:x([0-9]{1,4}))?,")
 
 
 class Column(NamedTuple):
-    """Unix time, and the run-length encoded letters, lags and own times of all ranks.
+    """The state of all ranks at a time, run-length encoded.
 
-    The own times are "" where no rank has reported one.
+    Attributes:
+        time: Unix time.
+        letters: Letters of the phases.
+        lags: Steps by which the ranks are behind the foremost one.
+        own: Own times in thousandths of a step. Empty if no rank has reported one.
     """
 
     time: float
@@ -61,8 +70,8 @@ class SlowRank(NamedTuple):
 
     Attributes:
         rank: Number of the rank.
-        own: Thousandths of a step that it spends on data and on the host.
-        usual: The same of the other ranks, in the middle.
+        own: Its own time in thousandths of a step.
+        usual: The median own time of all ranks.
     """
 
     rank: int
@@ -75,7 +84,7 @@ class CurrentHang(NamedTuple):
 
     Attributes:
         rank: Number of the rank.
-        place: Its phase and its line of code.
+        place: The phase and the line of code where the rank is.
         since: Unix time of the newest step.
         has_waiting: Whether other ranks wait for it.
     """
@@ -87,7 +96,7 @@ class CurrentHang(NamedTuple):
 
 
 class RankHistory:
-    """The columns of a run, oldest first."""
+    """The columns of a run, oldest first, and a rank that hangs now."""
 
     def __init__(self) -> None:
         self.period_s = PERIOD_S
@@ -95,7 +104,8 @@ class RankHistory:
         self.hang: CurrentHang | None = None
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next column is due. `now`, Unix time, may have been set back."""
+        """Return whether the next column is due at Unix time `now`."""
+        # A column is also due after the clock was set back.
         return not self.columns or not 0 <= now - self.columns[-1].time < self.period_s
 
     def add_column(
@@ -104,7 +114,7 @@ class RankHistory:
         letters: Iterable[str],
         steps: Iterable[int | None],
         foremost: int | None = None,
-        own: Iterable[int | None] = (),
+        own_times: Iterable[int | None] = (),
     ) -> None:
         """Add a column.
 
@@ -112,22 +122,24 @@ class RankHistory:
             now: Unix time.
             letters: Letter of the phase of each rank.
             steps: Step of each rank, None if it has not reported one.
-            foremost: Step that the foremost rank had reached when the oldest of the steps was
-                reported; the age of a report does not count. Default: the largest step.
-            own: Thousandths of its steps that each rank spends by itself, None if unknown.
+            foremost: Step of the foremost rank at the time of the oldest of these reports, so that
+                the age of a report does not count as lag. Default: the largest step.
+            own_times: Own time of each rank in thousandths of a step, None if it is unknown.
         """
-        known_steps = list(itertools.islice(steps, MAX_RANKS))
+        rank_steps = list(itertools.islice(steps, MAX_RANKS))
         if foremost is None:
-            foremost = max((step for step in known_steps if step is not None), default=0)
-        lags = [0 if step is None else max(0, foremost - step) for step in known_steps]
-        encoded = encode_letters(itertools.islice(letters, MAX_RANKS))
-        own_times = list(itertools.islice(own, MAX_RANKS))
+            foremost = max((step for step in rank_steps if step is not None), default=0)
+        lags = [0 if step is None else max(0, foremost - step) for step in rank_steps]
+        encoded_letters = encode_letters(itertools.islice(letters, MAX_RANKS))
+        times = list(itertools.islice(own_times, MAX_RANKS))
         encoded_own = ""
-        if any(time is not None for time in own_times):
-            encoded_own = _encode_numbers(time or 0 for time in own_times)
-        self.columns.append(Column(round(now, 1), encoded, _encode_numbers(lags), encoded_own))
+        if any(time is not None for time in times):
+            encoded_own = _encode_numbers(time or 0 for time in times)
+        self.columns.append(
+            Column(round(now, 1), encoded_letters, _encode_numbers(lags), encoded_own)
+        )
         if len(self.columns) > MAX_COLUMNS:
-            # Each pair of columns becomes one. With an odd number the first stays.
+            # Each pair of columns becomes one. If their number is odd, the last column has no pair.
             pairs = itertools.zip_longest(self.columns[::2], self.columns[1::2])
             self.columns = [
                 _merge_columns(first, second) if second else first for first, second in pairs
@@ -143,7 +155,7 @@ class RankHistory:
 
     @classmethod
     def from_json(cls, fields: Any) -> RankHistory:
-        """Return the history in a file, without columns that are invalid or out of order."""
+        """Return the history in a file. Columns that are invalid or out of order are omitted."""
         history = cls()
         if not isinstance(fields, Mapping) or not isinstance(fields.get("columns"), Sequence):
             return history
@@ -158,24 +170,24 @@ class RankHistory:
 
     def list_slow_ranks(self) -> list[SlowRank]:
         """Return the ranks that the others wait for, the slowest first."""
-        sums = dict[int, list[int]]()
+        times_by_rank = dict[int, list[int]]()
         for column in self.columns:
-            for rank, own in enumerate(decode_numbers(column.own)):
-                sums.setdefault(rank, []).append(own)
+            for rank, own_time in enumerate(decode_numbers(column.own)):
+                times_by_rank.setdefault(rank, []).append(own_time)
         means = {
             rank: statistics.fmean(times)
-            for rank, times in sums.items()
+            for rank, times in times_by_rank.items()
             if len(times) >= MIN_SLOW_COLUMNS
         }
         if len(means) < 2:
             return []
         usual = statistics.median_low(means.values())
-        slow = [
-            SlowRank(rank, round(own), round(usual))
-            for rank, own in means.items()
-            if own - usual >= SLOW_PERMILLE
+        slow_ranks = [
+            SlowRank(rank, round(mean), round(usual))
+            for rank, mean in means.items()
+            if mean - usual >= SLOW_PERMILLE
         ]
-        return sorted(slow, key=lambda row: (-row.own, row.rank))
+        return sorted(slow_ranks, key=lambda slow: (-slow.own, slow.rank))
 
 
 def _read_hang(fields: Any) -> CurrentHang | None:
@@ -190,7 +202,7 @@ def _read_hang(fields: Any) -> CurrentHang | None:
 
 
 def _is_column(column: Any) -> bool:
-    # Agents before the own times wrote three fields.
+    # Earlier versions wrote columns without own times.
     if not isinstance(column, list) or len(column) not in (3, 4):
         return False
     at, *texts = column
@@ -200,36 +212,38 @@ def _is_column(column: Any) -> bool:
 
 
 def encode_letters(letters: Iterable[str]) -> str:
-    """Return `s31d` for 31 ranks in a step and one that waits for data."""
+    """Encode letters: "s31d" is for 31 ranks in a step and one that waits for data."""
     runs = [(letter, len(list(run))) for letter, run in itertools.groupby(letters)]
     return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in runs)
 
 
 def _encode_numbers(numbers: Iterable[int]) -> str:
-    """Return `0x31,5,` for 31 ranks that are foremost and one that is 5 steps behind."""
+    """Encode numbers: "0x31,5," is for 31 foremost ranks and one that is 5 steps behind."""
     runs = [(number, len(list(run))) for number, run in itertools.groupby(numbers)]
     return "".join(f"{number}," if count == 1 else f"{number}x{count}," for number, count in runs)
 
 
 def decode_letters(column: Column) -> list[str]:
     """Return the letter of each rank."""
-    runs = _PHASES.findall(column.letters)
+    runs = _LETTER_RUN.findall(column.letters)
     return [letter for letter, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
 
 
 def decode_numbers(text: str) -> list[int]:
     """Return the number of each rank in the lags or the own times of a column."""
-    runs = _NUMBERS.findall(text)
+    runs = _NUMBER_RUN.findall(text)
     return [int(number) for number, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
 
 
 def _merge_columns(first: Column, second: Column) -> Column:
-    """Return the later phases, the larger lags and the mean own times."""
-    lags, own = (
-        list(itertools.zip_longest(decode_numbers(one), decode_numbers(other), fillvalue=0))
-        for one, other in ((first.lags, second.lags), (first.own, second.own))
-    )
+    """Return a column with the later phases, the larger lags and the mean own times."""
+    lag_pairs = _pair_numbers(first.lags, second.lags)
     mean_own = first.own or second.own
     if first.own and second.own:
-        mean_own = _encode_numbers(round(sum(pair) / 2) for pair in own)
-    return Column(second.time, second.letters, _encode_numbers(map(max, lags)), mean_own)
+        own_pairs = _pair_numbers(first.own, second.own)
+        mean_own = _encode_numbers(round(sum(pair) / 2) for pair in own_pairs)
+    return Column(second.time, second.letters, _encode_numbers(map(max, lag_pairs)), mean_own)
+
+
+def _pair_numbers(first: str, second: str) -> Iterable[tuple[int, int]]:
+    return itertools.zip_longest(decode_numbers(first), decode_numbers(second), fillvalue=0)

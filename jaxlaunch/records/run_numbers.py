@@ -1,8 +1,8 @@
-"""The numbers of a run that every record and every surface shows. Pure.
+"""The numbers of a run that records, commands and pages share. Pure.
 
-A summary, a heartbeat, an annotation and a status are RunNumbers with more fields, and pass the
-numbers on as a whole. A new number is a field here, with the label and the text that `launcher
-status` and the page show, and its value in launcher/agent/leader/reporter.py.
+A summary, a line of the log, an annotation and a status are RunNumbers with more fields, and are
+made from each other as a whole. To add a number, add a field here, with the label and the format
+for `launcher status` and the page of the run, and set it in launcher/agent/leader/reporter.py.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from jaxlaunch.records import codec
 from jaxlaunch.records.codec import Bounds, Cause, NonNegativeInt, Seconds, max_length
 
 _MAX_CAUSES = 20
-# The limits for metrics in texts and annotations.
+# The limits of metrics in texts and annotations.
 _MAX_METRICS, _MAX_METRIC_NAME_CHARS, _MAX_METRIC_VALUE = 8, 40, 1e300
-# These metrics come first, because a program may report more than _MAX_METRICS.
+# The metrics that are selected first if a program reports more than _MAX_METRICS.
 _FIRST_METRICS = ("loss", "eval_loss", "accuracy", "eval_accuracy", "tokens_per_s", "mfu")
 
 
 def select_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return a few finite numbers among metrics of any source, the most important first."""
+    """Return the most important finite metrics, at most _MAX_METRICS, in order of importance."""
     numbers = {}
     for name, value in (metrics or {}).items():
         is_number = type(value) in (int, float) and abs(value) < _MAX_METRIC_VALUE
@@ -33,7 +33,7 @@ def select_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def format_metrics(metrics: Mapping[str, Any] | None) -> str:
-    """Return "loss 0.25, accuracy 0.9"."""
+    """Return the most important metrics as text: "loss 0.25, accuracy 0.9"."""
     return ", ".join(f"{name} {value:.6g}" for name, value in select_metrics(metrics).items())
 
 
@@ -43,21 +43,21 @@ def _display_metadata(label: str, render: Callable[[Any], str]) -> dict[str, Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunNumbers(codec.Keyed):
-    """The numbers of a run. None means unknown."""
+    """The numbers of a run. Each is None while it is unknown."""
 
-    # Complete on every rank.
+    # The newest step that is complete on every rank.
     step: NonNegativeInt | None = None
-    # Steps of the whole run, of a program that reports them.
+    # The number of steps of the whole run.
     steps: NonNegativeInt | None = None
-    # Newest step whose checkpoint is complete on storage.
+    # The newest step whose checkpoint is complete on storage.
     committed: NonNegativeInt | None = None
-    # Number of restarts by the cause that ended the attempt before.
+    # The number of restarts by the cause that ended the attempt before.
     restarts: Annotated[Mapping[Cause, NonNegativeInt], max_length(_MAX_CAUSES)] | None = None
-    # Share of all seconds that went into steps that count.
+    # The share of all seconds that was spent on steps that were kept.
     goodput: Annotated[float, Bounds(0, 1)] | None = dataclasses.field(
         default=None, metadata=_display_metadata("goodput", "{:.1%}".format)
     )
-    # Newest metrics of rank 0.
+    # The newest metrics of rank 0.
     metrics: Mapping[str, Any] | None = dataclasses.field(
         default=None, metadata=_display_metadata("metrics", format_metrics)
     )
@@ -67,7 +67,7 @@ class RunNumbers(codec.Keyed):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(RunNumbers)}
 
     def describe_numbers(self) -> Iterator[tuple[str, str]]:
-        """Yield the label and the text of each known number that a line of its own shows."""
+        """Yield the label and the text of each known number that is shown on its own line."""
         for field in dataclasses.fields(RunNumbers):
             value = getattr(self, field.name)
             if value is not None and "label" in field.metadata:
@@ -76,9 +76,9 @@ class RunNumbers(codec.Keyed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimedNumbers(RunNumbers):
-    """Numbers of a run with its seconds, from which the goodput follows."""
+    """The numbers of a run with its seconds, from which the goodput is computed."""
 
-    # By the causes of contract.CLOCK_CAUSES, in the whole run.
+    # The seconds of the whole run by cause (contract.CLOCK_CAUSES).
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,6 +87,6 @@ class TimedNumbers(RunNumbers):
 
 
 def goodput_ratio(seconds: Mapping[str, float]) -> float | None:
-    """Return the share of all seconds that useful steps took, or None before the first."""
+    """Return the share of all seconds that was spent on steps, or None before the first step."""
     total, steps = sum(seconds.values()), seconds.get("step", 0.0)
     return min(1.0, steps / total) if total > 0 and steps > 0 else None

@@ -1,8 +1,9 @@
 """Records of the run folder: summary.json, and the lines of attempts.jsonl. Pure.
 
-Only jaxlaunch/runs/run_folder writes them: in the agent of host 0, in the agent of host 1 if host 0
-is lost, and in `launcher run` at the end. The first summary of an attempt also records its start.
-If the end of that attempt is not in attempts.jsonl, the attempt died with its agent.
+jaxlaunch/runs/run_folder writes them: in the agent of host 0, in another agent if host 0 is lost,
+and in `launcher run` at the end. summary.json has the state of the run and the progress of its
+current attempt, and attempts.jsonl has a line for each attempt that ended. An attempt that is in
+summary.json but has no line has died with its agents.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.verdict import FailureKind, Verdict
 
-# Fields of a summary and of its `of` that a table of runs does not need.
+# Fields of a summary and of its `of` that a table of runs does not show.
 _LONG_FIELDS = {"notes", "stacks", "nccl"} | {"made_of", "restart"}
 _OMITTED_IF_EMPTY = {"stacks", "nccl", "starts", "steps"}
 # The message of a refused start is cut to this length.
 MAX_REFUSAL_CHARS = 1_000
-# Fields of `of` that are in the record of the attempt once it has ended.
-_DROPPED_AT_END = {"seconds", "unsafe_s", "judged", "restart"}
+# Fields of `of` that are omitted after the end of the attempt, when its AttemptRecord has them.
+_OMITTED_AT_END = {"seconds", "unsafe_s", "judged", "restart"}
 
 
 @dataclasses.dataclass(frozen=True)
 class AttemptRecord:
-    """A finished attempt, which is a line of attempts.jsonl.
+    """An attempt that has ended, which is a line of attempts.jsonl.
 
-    The committed steps do not include the step that the attempt has restored.
+    The committed steps do not include the step from which the attempt resumed.
     """
 
     uid: str
@@ -40,85 +41,88 @@ class AttemptRecord:
     attempt: NonNegativeInt
     cause: Cause
     rank: NonNegativeInt | None
-    # In this attempt.
+    # The steps that this attempt committed.
     first_committed: NonNegativeInt | None
     last_committed: NonNegativeInt | None
-    # By contract.CLOCK_CAUSES, in this attempt only.
+    # The seconds of this attempt by cause (contract.CLOCK_CAUSES).
     seconds: Mapping[str, Seconds]
     verdict: Verdict
     started: UnixTime
     ended: UnixTime
-    # Seconds of the restart that led to the attempt, by contract.RESTART_CAUSES.
+    # The seconds of the restart that led to this attempt by cause (contract.RESTART_CAUSES).
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    # Hosts that held the ranks. None if each host held its own, or if not known.
+    # The hosts that held the ranks. None if each host held the ranks of its index, or if not known.
     members: HostRanges | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
+        """Return the content of the line."""
         fields: dict[str, Any] = codec.to_json(self)
         return fields
 
 
 def furthest_step(*steps: int | None) -> int | None:
-    """Return the highest known step, or None."""
+    """Return the largest step that is not None, or None if there is none."""
     return max((step for step in steps if step is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class AttemptProgress:
-    """Progress of the attempt that a summary describes, at the time of the summary."""
+    """The progress of the current attempt, at the time of a summary."""
 
     uid: str
     generation: NonNegativeInt
     attempt: NonNegativeInt
     started: UnixTime
+    # The time of the summary.
     at: UnixTime
-    # By contract.CLOCK_CAUSES, in this attempt only.
+    # The seconds of this attempt by cause (contract.CLOCK_CAUSES).
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    # In this attempt, as is the next field.
+    # The steps that this attempt committed.
     first_committed: NonNegativeInt | None = None
     last_committed: NonNegativeInt | None = None
-    # Seconds of steps since the last commit.
+    # The seconds of steps since the last commit, which a crash would lose.
     unsafe_s: Seconds = 0.0
-    # First step that the attempt trains, or None if it has not reported it yet.
+    # The first step that the attempt trains, or None if it has not reported one yet.
     first_step: NonNegativeInt | None = None
-    # Verdict on the attempt, until its end is on record.
+    # The verdict on the attempt, from the decision until its end is in attempts.jsonl.
     judged: Verdict | None = None
-    # Seconds of the restart that led to the attempt, by contract.RESTART_CAUSES.
+    # The seconds of the restart that led to this attempt by cause (contract.RESTART_CAUSES).
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    # Versions by name, and the digest of the code.
+    # The versions of packages by name, and the digest of the code.
     made_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class RestartRow:
-    """A row of summary.json with the seconds by cause until the first step of an attempt."""
+    """The time from the end of an attempt to the first step of the next one."""
 
+    # The next attempt.
     attempt: NonNegativeInt
-    # Cause that ended the previous attempt, or None for the first known attempt.
+    # The cause that ended the previous attempt, or None for the first known attempt.
     after: str | None
-    # By contract.RESTART_CAUSES.
+    # By cause (contract.RESTART_CAUSES).
     seconds: Mapping[str, Seconds]
 
 
 @dataclasses.dataclass(frozen=True)
 class StartRecord:
-    """A row of summary.json with the progress of one start of the run."""
+    """The progress of one start of a run."""
 
-    # Number K, from 1.
+    # The number of the start, from 1.
     start: NonNegativeInt
     uid: str
     started: UnixTime
     ended: UnixTime | None = None
     # None while the start runs, or if it was killed before its agents began.
     code: NonNegativeInt | None = None
-    # First step that the start trained.
+    # The first step that the start trained.
     first_step: NonNegativeInt | None = None
-    # Step at which the start ended.
+    # The step at which the start ended.
     last_step: NonNegativeInt | None = None
-    # Changed keys of the job since the last start that trained, each with its old and new value.
+    # The keys of the job that changed since the last start that trained, with old and new value.
     changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
-    # Why the start was refused before it trained, or "". It leaves the result of the run as it was.
+    # The error that ended the start before it trained, or "". Such a start does not change the
+    # result of the run.
     refusal: Annotated[str, truncate_to(MAX_REFUSAL_CHARS)] = ""
 
     @property
@@ -129,28 +133,33 @@ class StartRecord:
         )
 
     def with_summary(self, summary: Summary) -> StartRecord:
-        """Return the row with the progress in a summary of this start."""
+        """Return the record with the progress in a summary of this start."""
         code = None if summary.verdict is None else summary.verdict.code
-        first_step = None if summary.of is None else summary.of.first_step
+        attempt_first_step = None if summary.of is None else summary.of.first_step
         has_stepped = (
-            first_step is not None and summary.step is not None and summary.step >= first_step
+            attempt_first_step is not None
+            and summary.step is not None
+            and summary.step >= attempt_first_step
         )
-        # Otherwise the start is still restoring a checkpoint of its own.
-        is_known = has_stepped or self.first_step is None
-        has_trained = has_stepped or self.first_step is not None
-        refusal = "" if has_trained else _refusal_message(summary.verdict)
+        first_step, last_step = self.first_step, summary.step or None
+        if first_step is None and has_stepped:
+            first_step = attempt_first_step
+        elif first_step is not None and not has_stepped:
+            # A later attempt is still restoring a checkpoint of this start.
+            last_step = self.last_step
+        refusal = _refusal_message(summary.verdict) if first_step is None else ""
         return dataclasses.replace(
             self,
             refusal=refusal[:MAX_REFUSAL_CHARS],
             ended=time.time() if code is not None else None,
             code=code,
-            first_step=first_step if has_stepped and self.first_step is None else self.first_step,
-            last_step=(summary.step or None) if is_known else self.last_step,
+            first_step=first_step,
+            last_step=last_step,
         )
 
 
 def _refusal_message(verdict: Verdict | None) -> str:
-    """Return the message of a verdict that refuses a start, or ""."""
+    """Return the message of a verdict that counts as a refusal of the start, or ""."""
     if verdict is None:
         return ""
     outcome = contract.outcome_for_code(verdict.code)
@@ -159,7 +168,10 @@ def _refusal_message(verdict: Verdict | None) -> str:
 
 
 def newest_effective_start(rows: Sequence[StartRecord]) -> StartRecord | None:
-    """Return the row of the start that a run's result is of: the newest that was not refused."""
+    """Return the start whose result is that of the run: the newest that was not refused.
+
+    If all starts were refused, it is the newest.
+    """
     accepted = [row for row in rows if not row.refusal]
     return next(reversed(accepted or rows), None)
 
@@ -173,14 +185,14 @@ class Summary(TimedNumbers):
     # None while the run continues.
     verdict: Verdict | None
     notes: Sequence[str] = ()
-    # By rank, after a hang.
+    # The stacks by rank, after a hang.
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
     of: AttemptProgress | None = None
-    # Starts of the run, newest last. Empty in the summary that a start keeps.
+    # The starts of the run, newest last. Empty in the file of a single start.
     starts: Sequence[StartRecord] = ()
-    # Restarts of the newest attempts, newest last.
+    # The newest restarts, newest last.
     restart_seconds: Sequence[RestartRow] = ()
-    # Answer of NCCL's RAS after a hang.
+    # The answer of NCCL's RAS after a hang.
     nccl: str = ""
 
     @property
@@ -196,7 +208,7 @@ class Summary(TimedNumbers):
         seconds = {cause: round(spent, 3) for cause, spent in fields.pop("seconds").items()}
         fields["goodput"] = {"ratio": self.goodput, "seconds": seconds}
         if self.of is not None and self.verdict is not None:
-            for name in _DROPPED_AT_END:
+            for name in _OMITTED_AT_END:
                 del fields["of"][name]
         return {
             name: value for name, value in fields.items() if value or name not in _OMITTED_IF_EMPTY
@@ -204,9 +216,10 @@ class Summary(TimedNumbers):
 
     @classmethod
     def row_from_json(cls, fields: Any) -> Summary:
-        """Return a summary for a table, with the outer starts and the last restart only.
+        """Return the summary with only the fields that a table of runs shows.
 
-        Notes, stacks and other long fields are neither included nor checked.
+        It has the first start and the newest ones, and only the newest restart. Notes, stacks and
+        other long fields are neither included nor checked.
 
         Raises:
             MalformedError: A field is wrong.
@@ -234,7 +247,7 @@ class Summary(TimedNumbers):
 
 
 def _last_starts(rows: Sequence[Any]) -> Sequence[Any]:
-    """Return the rows of the newest start and, before it, of the newest that was not refused."""
+    """Return the newest start that was not refused and, if it is another one, the newest start."""
     for index in range(len(rows) - 1, -1, -1):
         if not (isinstance(rows[index], dict) and rows[index].get("refusal")):
             return [rows[index], *rows[index + 1 :][-1:]]

@@ -1,8 +1,9 @@
 """The verdict on an attempt or a run: its end as typed facts, and as a sentence for people. Pure.
 
-`launcher/agent/gang/root_cause` decides the verdict. KINDS has a row for each kind of end. CATALOG
-has all words of a verdict. No decision may depend on these words, which a test ensures by replacing
-them.
+launcher/agent/gang/root_cause reaches the verdict. It contains a Failure, whose `kind` is a row of
+KINDS with the exit code and the sentence of this kind of end. The sentence is rendered from the
+other facts of the failure and the texts of CATALOG. No decision may depend on these texts; a test
+replaces them to ensure this.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from jaxlaunch.contract import Requeue
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import Cause, ExitCode, NonNegativeInt, Seconds, Sparse, max_length
 
-# Signals that a program causes itself. Others come from outside: SIGKILL, for example, from the
-# kernel when memory runs out.
+# Signals for errors of the program itself. Others have a cause outside of it: the kernel, for
+# example, sends SIGKILL when memory runs out.
 FAULT_SIGNALS = frozenset(
     {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
     | {signal.SIGSYS}
 )
 # SIGRTMAX of Linux.
 MAX_SIGNAL = 64
-# A Numbers record lists at most this many numbers.
+# The largest number of hosts or ranks in a Numbers record.
 MAX_NUMBERS = 20
 _T = TypeVar("_T")
 
@@ -34,7 +35,7 @@ _T = TypeVar("_T")
 class FailureKind(str, enum.Enum):
     """Kind of the end of an attempt or a run."""
 
-    # Only `detail` says more, or a newer version of jaxlaunch knows this kind.
+    # `detail` is the only fact, or the kind is from a newer version of jaxlaunch.
     OTHER = "other"
     DONE = "done"
 
@@ -49,7 +50,7 @@ class FailureKind(str, enum.Enum):
     REQUEUED = "requeued"
     SIGNAL = "signal"
     OOM_KILLED = "oom_killed"
-    # The program was killed, or ended itself by os._exit, and its wrapper does not tell how.
+    # The program was killed or called os._exit, and its wrapper does not pass on its exit code.
     PROGRAM_GONE = "program_gone"
     # The command could not be started.
     NOT_STARTED = "not_started"
@@ -57,11 +58,11 @@ class FailureKind(str, enum.Enum):
     NO_TRAINER = "no_trainer"
     # The program ended with exit code 0 before the last step.
     ENDED_EARLY = "ended_early"
-    # The program ended while other ranks were still running, and they need it.
+    # The program ended while other ranks, which need it, were still running.
     LEFT_EARLY = "left_early"
     # Another rank waited in JAX's shutdown barrier for longer than the program's own timeout.
     SHUTDOWN_TIMEOUT = "shutdown_timeout"
-    # The program was ended behind a pipeline, whose last command ended with exit code 0.
+    # The program was ended inside a pipeline, whose last command ended with exit code 0.
     UNFINISHED = "unfinished"
     # `count` ranks used JAX without having joined the others.
     NEVER_JOINED = "never_joined"
@@ -93,11 +94,13 @@ class FailureKind(str, enum.Enum):
 
     # The attempt was stopped for `stop.reason`.
     STOPPED = "stopped"
-    # Two attempts failed alike, without a newly committed step. `cause` was the first failure.
+    # Two attempts failed in the same way, without a newly committed step. `cause` is the first
+    # failure.
     REPEATED = "repeated"
-    # No step was committed in `count` sets of pods. `cause` was the first error.
+    # No new step was committed in `count` sets of pods. `cause` is the first error.
     NO_PROGRESS = "no_progress"
-    # The run was preempted `count` times in a row, of `limit`. `cause` was the last preemption.
+    # The run was preempted `count` times in a row, and `limit` are allowed. `cause` is the last
+    # preemption.
     PREEMPTED_TOO_OFTEN = "preempted_too_often"
 
     @classmethod
@@ -108,7 +111,7 @@ class FailureKind(str, enum.Enum):
 class StopReason(str, enum.Enum):
     """Reason for which an attempt was stopped."""
 
-    # A signal arrived, as for a preemption, a drained node or `launcher stop`.
+    # A signal from outside, as for a preemption, a drained node or `launcher stop`.
     OUTSIDE = "outside"
     # A user stopped a run on this machine.
     USER = "user"
@@ -122,7 +125,7 @@ class StopReason(str, enum.Enum):
 
 
 class StopOutcome(str, enum.Enum):
-    """Outcome of a stop."""
+    """Result of a stop."""
 
     SAVED = "saved"
     NOT_SAVED = "not_saved"
@@ -142,7 +145,7 @@ class StopOutcome(str, enum.Enum):
 class Numbers(Sparse):
     """A list of hosts or ranks, cut to MAX_NUMBERS.
 
-    All agents receive a verdict, and a gang may have 80,000 ranks.
+    It is cut because all agents receive the verdict, and a gang may have 80,000 ranks.
     """
 
     first: tuple[NonNegativeInt, ...] = ()
@@ -150,7 +153,7 @@ class Numbers(Sparse):
 
     @classmethod
     def from_sequence(cls, numbers: Sequence[int]) -> Numbers:
-        """Return the record of these numbers."""
+        """Return the record for a list of any length."""
         return cls(tuple(numbers[:MAX_NUMBERS]), len(numbers))
 
 
@@ -159,11 +162,11 @@ class ExceptionFacts(Sparse):
     """An exception of a program."""
 
     type: str = ""
-    # The first line, or for an error of the trainer the complete text in one line.
+    # The first line, or the complete text without line breaks for an error of the trainer.
     message: str = ""
-    # Error number of the operating system, as "[Errno 28]" in the message.
+    # The error number of the operating system, as in "[Errno 28]".
     errno: NonNegativeInt | None = None
-    # The exception is about a connection or a peer, so the next attempt may succeed.
+    # The exception is about a connection or another rank, so the next attempt may succeed.
     may_pass: bool = False
     is_storage_full: bool = False
 
@@ -173,11 +176,11 @@ class LostHost(Sparse):
     """A host whose agent no longer answers."""
 
     host: NonNegativeInt
-    # How the connection ended. Empty if the agent was killed before it could write anything.
+    # The end of the connection. Empty if the agent was killed before it could write anything.
     reason: str = ""
     first_rank: NonNegativeInt | None = None
     last_rank: NonNegativeInt | None = None
-    # Signal that ended the agent, which only the launcher on its machine sees.
+    # The signal that ended the agent, which only a launcher on the same machine sees.
     agent_signal: NonNegativeInt | None = None
 
 
@@ -185,47 +188,50 @@ class LostHost(Sparse):
 class RendezvousFacts(Sparse):
     """A wait for hosts."""
 
+    # The hosts that did not join.
     hosts: Numbers = Numbers()
-    # None means without limit.
+    # None if the wait had no limit.
     waited_s: Seconds | None = None
-    # Key of job.yaml.
+    # The key of the timeout in job.yaml.
     timeout: str = ""
+    # A line for each host that was refused.
     refused: Annotated[tuple[str, ...], max_length(50)] = ()
-    # Address of host 0.
+    # The address of host 0.
     address: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class HangFacts(Sparse):
-    """A timeout and the state of the ranks then. Without `phase`, peers gave up first."""
+    """A timeout that passed, and the state of the ranks at that time."""
 
-    # Key of the timeout: the phase, or contract.FIRST_STEP.
+    # The key of the timeout: the phase, or contract.FIRST_STEP. Empty if the other ranks failed
+    # before a timeout passed.
     phase: str = ""
     limit_s: Seconds = 0.0
     elapsed_s: Seconds = 0.0
-    # Rank whose timeout passed first.
+    # The rank whose timeout passed first.
     first_rank: NonNegativeInt = 0
-    # Places of the ranks according to their stacks.
+    # The places of the ranks, from their stacks.
     stacks: str = ""
     waiting: Numbers = Numbers()
-    # Ranks for which the others wait.
+    # The ranks for which the others wait.
     late: Numbers = Numbers()
-    # Answer of NCCL's RAS.
+    # The answer of NCCL's RAS.
     nccl: str = ""
-    # Ranks whose program had ended without an error.
+    # The ranks whose program had ended without an error.
     ended: Numbers = Numbers()
-    # Place of the rank for which the others wait, such as "in step in read (tasks.py:12)".
+    # The place of the rank for which the others wait, such as "in step in read (tasks.py:12)".
     place: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class DiskExcess(Sparse):
-    """Ephemeral storage that a host uses beyond a limit."""
+    """Ephemeral storage of a host that exceeds a limit."""
 
     host: NonNegativeInt
     used_bytes: NonNegativeInt
     limit_bytes: NonNegativeInt
-    # Volume with a limit of its own. Empty if the limit is for the whole pod.
+    # The volume with this limit. Empty if the limit is for the whole pod.
     folder: Annotated[str, max_length(4_000)] = ""
 
 
@@ -237,50 +243,50 @@ class StopFacts(Sparse):
     outcome: StopOutcome | None = None
     deadline_s: Seconds | None = None
     excess: DiskExcess | None = None
-    # Number of hosts with which the run continues after GROWTH.
+    # For GROWTH, the number of hosts with which the run continues, and the number before.
     hosts: NonNegativeInt | None = None
     hosts_before: NonNegativeInt | None = None
-    # Step that the stop itself saved.
+    # The step that was saved because of the stop.
     saved_step: NonNegativeInt | None = None
-    # Newest step on storage, if the stop saved nothing.
+    # The newest step on storage, if the stop saved none.
     committed_step: NonNegativeInt | None = None
-    # Step that was on storage, and that somebody deleted.
+    # A step that was on storage and that somebody has deleted.
     deleted_step: NonNegativeInt | None = None
-    # Ranks that delayed the stop, by phase.
+    # The ranks that delayed the stop, by phase.
     late: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
-    # True if a second signal ended the stop.
+    # A second signal ended the stop.
     was_killed: bool = False
 
     @property
     def verdict_code(self) -> int:
-        """Exit code of a stop for this reason."""
+        """The exit code of a stop for this reason."""
         codes = {StopReason.DEADLINE: contract.DEADLINE, StopReason.DISK_EXCEEDED: contract.STORAGE}
         return codes.get(self.reason, contract.PREEMPTED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure(Sparse):
-    """Facts on the end of an attempt or a run. Only fields that apply are set."""
+    """The facts about the end of an attempt or a run. Only the fields that apply are set."""
 
     kind: FailureKind
     rank: NonNegativeInt | None = None
-    # Phase of the rank. Empty in a step, or if not known.
+    # The phase of the rank. Empty in a step, or if not known.
     phase: str = ""
-    # Step of the rank, if it has reported one in this attempt.
+    # The step of the rank, if it has reported one in this attempt.
     step: NonNegativeInt | None = None
     exception: ExceptionFacts | None = None
     exit_code: NonNegativeInt | None = None
     requeue: Requeue | None = None
     signal: NonNegativeInt | None = None
-    # The death of a peer may have caused it, so the next attempt may succeed.
+    # The death of another rank may have caused the failure, so the next attempt may succeed.
     may_be_echo: bool = False
-    # Text of the operating system, of the program, or of another agent.
+    # A text of the operating system, of the program, or of another agent.
     detail: str = ""
     lost_hosts: tuple[LostHost, ...] = ()
     rendezvous: RendezvousFacts | None = None
     hang: HangFacts | None = None
     stop: StopFacts | None = None
-    # Versions of JAX by rank.
+    # The versions of JAX by rank.
     versions: Mapping[int, str] = dataclasses.field(default_factory=dict)
     count: NonNegativeInt | None = None
     limit: NonNegativeInt | None = None
@@ -288,7 +294,7 @@ class Failure(Sparse):
 
     @property
     def verdict_code(self) -> int | None:
-        """Exit code of this kind of failure, or None if the exit code of the process counts."""
+        """The exit code of this kind of failure, or None if that of the process counts."""
         if self.signal is not None and self.kind in (FailureKind.SIGNAL, FailureKind.OOM_KILLED):
             return 128 + self.signal
         if self.requeue is not None:
@@ -311,22 +317,25 @@ class Failure(Sparse):
             return True
         if self.kind is FailureKind.EXCEPTION and self.exception is not None:
             return self.exception.may_pass
-        number = self.signal
-        if number is None and self.kind is FailureKind.EXIT_CODE:
-            # A shell passes a signal on with this code.
-            passed_on = (self.exit_code or 0) - contract.FIRST_SIGNAL_CODE
-            number = passed_on if 0 < passed_on <= MAX_SIGNAL else None
-        return KINDS[self.kind].may_pass if number is None else number not in FAULT_SIGNALS
+        signal_number = self.signal
+        if signal_number is None and self.kind is FailureKind.EXIT_CODE:
+            # A shell whose command was ended by a signal adds its number to 128.
+            shell_signal = (self.exit_code or 0) - contract.FIRST_SIGNAL_CODE
+            if 0 < shell_signal <= MAX_SIGNAL:
+                signal_number = shell_signal
+        if signal_number is None:
+            return KINDS[self.kind].may_pass
+        return signal_number not in FAULT_SIGNALS
 
     @property
     def errno(self) -> int | None:
-        """Error number of the operating system, of this failure or of its cause."""
+        """The error number of the operating system, from this failure or else from its cause."""
         own_errno = None if self.exception is None else self.exception.errno
         return own_errno if own_errno is not None or self.cause is None else self.cause.errno
 
     @property
     def lost_host_numbers(self) -> set[int]:
-        """Hosts that were lost in this failure or in its cause."""
+        """The hosts that were lost in this failure and in its cause."""
         own_hosts = {lost.host for lost in self.lost_hosts}
         return own_hosts if self.cause is None else own_hosts | self.cause.lost_host_numbers
 
@@ -337,16 +346,18 @@ class Failure(Sparse):
         return dataclasses.replace(self, lost_hosts=lost_hosts, cause=cause)
 
     def with_stop(self, **changes: Any) -> Failure:
-        """Return the failure with changes to the facts of its stop."""
+        """Return the failure with `changes` to the facts of its stop, if it has any."""
         if self.stop is None:
             return self
         return dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
 
     def without_refusals(self) -> Failure:
-        """Return the failure without the lines on refused hosts, also in its cause."""
+        """Return the failure without the lines about refused hosts, also in its cause."""
         cause = None if self.cause is None else self.cause.without_refusals()
-        wait = None if self.rendezvous is None else dataclasses.replace(self.rendezvous, refused=())
-        return dataclasses.replace(self, rendezvous=wait, cause=cause)
+        rendezvous = self.rendezvous
+        if rendezvous is not None:
+            rendezvous = dataclasses.replace(rendezvous, refused=())
+        return dataclasses.replace(self, rendezvous=rendezvous, cause=cause)
 
     def with_texts(self, change: Callable[[str], str]) -> Failure:
         """Return the failure with `change` applied to each text, also in its cause."""
@@ -360,8 +371,9 @@ def _with_texts(value: _T, change: Callable[[str], str]) -> _T:
     elif isinstance(value, tuple):
         changed = tuple(_with_texts(item, change) for item in value)
     elif isinstance(value, Mapping):
-        items = [(key, item) for key, item in value.items()]
-        changed = {_with_texts(key, change): _with_texts(item, change) for key, item in items}
+        changed = {
+            _with_texts(key, change): _with_texts(item, change) for key, item in value.items()
+        }
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         changed = type(value)(**{name: _with_texts(getattr(value, name), change) for name in names})
@@ -386,39 +398,43 @@ class Verdict:
     failure: Failure = Failure(FailureKind.OTHER)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
+        """Return the verdict as an object of JSON."""
         fields: dict[str, Any] = codec.to_json(self)
         return fields
 
     @property
     def is_full_disk(self) -> bool:
-        """Return whether the verdict is that storage is full."""
+        """Return whether the attempt ended because storage is full."""
         return self.code == contract.STORAGE and self.failure.is_storage_full
 
     @property
     def facts(self) -> Failure:
-        """The failure, or for a verdict without facts a failure with the message as its detail."""
+        """The failure or, if the verdict has no facts, one with the message as its `detail`."""
         if self.failure.kind is FailureKind.OTHER:
             return Failure(FailureKind.OTHER, detail=self.message)
         return self.failure
 
     def with_failure(self, failure: Failure) -> Verdict:
-        """Return the verdict with another failure and its sentence."""
+        """Return the verdict with another failure and the message for it."""
         return dataclasses.replace(self, failure=failure, message=render_failure(failure))
 
     def truncate(self, chars: int, fact_chars: int | None = None) -> Verdict:
-        """Return the verdict with its message cut, and each text of its facts to `fact_chars`."""
+        """Return the verdict with its message cut to `chars`, and each text of its facts too.
+
+        Args:
+            chars: The limit. If it is 0, the facts are omitted.
+            fact_chars: A lower limit for the texts of the facts.
+        """
         limit = chars if fact_chars is None else min(chars, fact_chars)
         failure = Failure(FailureKind.OTHER)
         if chars:
-            # There may be 50 refusals, which are also in the message. Together they would leave no
-            # space for it.
+            # The message has the refusals, too. Up to 50 of them would leave no space for it.
             failure = self.failure.without_refusals().with_texts(lambda text: text[:limit])
         return dataclasses.replace(self, message=self.message[:chars], failure=failure)
 
 
 def verdict_for(failure: Failure, **fields: Any) -> Verdict:
-    """Return the verdict for a failure whose kind has an exit code."""
+    """Return the verdict for a failure whose kind determines the exit code."""
     assert failure.verdict_code is not None, failure
     return verdict_for_code(failure.verdict_code, failure, **fields)
 
@@ -432,9 +448,15 @@ def verdict_for_code(
     step: int | None = None,
     traceback: str | None = None,
 ) -> Verdict:
-    """Return the verdict for an exit code, with the cause in contract.OUTCOMES or INTERRUPTED.
+    """Return the verdict for an exit code.
 
-    `reason` may be a sentence if no decision needs more than the code.
+    Args:
+        code: The exit code, which determines the cause.
+        reason: The failure, or only a sentence if no decision needs more than the code.
+        rank: The rank that failed.
+        host: The host that failed.
+        step: The step of the failure.
+        traceback: The traceback of the exception.
     """
     if isinstance(reason, str):
         message, failure = reason, Failure(FailureKind.OTHER)
@@ -446,8 +468,9 @@ def verdict_for_code(
     return Verdict(cause, code, message, rank, host, step, traceback, failure)
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- sentences ------------------------------------------------------------------------------------
 
+# All texts of a verdict, as templates for str.format.
 CATALOG: dict[str, str] = {
     # Parts of sentences.
     "host": "host",
@@ -561,23 +584,24 @@ CATALOG: dict[str, str] = {
 
 
 def render_phrase(name: str, **values: Any) -> str:
-    """Return a text of the catalog with these values."""
+    """Return a text of CATALOG with these values."""
     return CATALOG[name].format(**values)
 
 
 def render_failure(failure: Failure) -> str:
-    """Return the sentence that tells a person how an attempt or a run ended."""
+    """Return the sentence for people about the end of an attempt or a run."""
     sentence = KINDS[failure.kind].sentence
     text = _render_template(sentence, failure) if isinstance(sentence, str) else sentence(failure)
-    rendezvous, joins = failure.rendezvous, (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN)
-    if rendezvous is not None and failure.kind not in joins:
+    rendezvous = failure.rendezvous
+    has_own_sentence = failure.kind in (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN)
+    if rendezvous is not None and not has_own_sentence:
         waited_s = float("inf") if rendezvous.waited_s is None else rendezvous.waited_s
         text += render_phrase("no_other_leader", waited_s=waited_s, timeout=rendezvous.timeout)
     return text
 
 
 def _render_template(name: str, failure: Failure, **values: Any) -> str:
-    """Return a text of the catalog with the facts of a failure, and with `values`."""
+    """Return a text of CATALOG with the facts of a failure and with `values`."""
     in_phase = f" {render_phrase('in_phase', phase=failure.phase)}" if failure.phase else ""
     at_step = "" if failure.step is None else f" {render_phrase('at_step', step=failure.step)}"
     return render_phrase(
@@ -597,23 +621,23 @@ def _render_template(name: str, failure: Failure, **values: Any) -> str:
 
 
 def render_numbers(numbers: Sequence[int] | Numbers, noun: str = "host") -> str:
-    """Return "host 3" or "hosts 2, 5"; after 20 the list is cut."""
-    sample = numbers if isinstance(numbers, Numbers) else Numbers.from_sequence(numbers)
+    """Return "host 3" or "hosts 2, 5"; a list longer than MAX_NUMBERS is cut."""
+    record = numbers if isinstance(numbers, Numbers) else Numbers.from_sequence(numbers)
     word = CATALOG[noun]
-    if sample.count == 1:
-        return render_phrase("one", noun=word, number=sample.first[0])
-    listed, more = ", ".join(map(str, sample.first)), sample.count - len(sample.first)
+    if record.count == 1:
+        return render_phrase("one", noun=word, number=record.first[0])
+    listed, more = ", ".join(map(str, record.first)), record.count - len(record.first)
     return render_phrase("several_cut" if more else "several", noun=word, numbers=listed, more=more)
 
 
 def render_timeout(hang: HangFacts) -> str:
-    """Return the phrase for the timeout that passed."""
+    """Return the phrase for the timeout that passed first."""
     times = {"limit_s": hang.limit_s, "elapsed_s": hang.elapsed_s}
     return render_phrase("timeout", phase=hang.phase, rank=hang.first_rank, **times)
 
 
 def render_excess(excess: DiskExcess) -> str:
-    """Return the sentence for a limit of ephemeral storage that is exceeded."""
+    """Return the sentence for ephemeral storage that exceeds its limit."""
     used = render_phrase("mebibytes", count=excess.used_bytes / 2**20)
     limit = render_phrase("mebibytes", count=excess.limit_bytes / 2**20)
     name = "stop_volume" if excess.folder else "stop_disk"
@@ -633,7 +657,7 @@ def render_stop_reason(stop: StopFacts) -> str:
 
 
 def _signal_values(number: int | None) -> dict[str, str]:
-    """Return the name of a signal and a hint on it, as values of a template."""
+    """Return the name of a signal, and a hint for SIGKILL, as values for a template."""
     try:
         name = signal.Signals(number or 0).name
     except ValueError:
@@ -677,7 +701,7 @@ def _render_hang(failure: Failure) -> str:
     text += render_phrase("hang_nccl", faults=hang.nccl) if hang.nccl else ""
     if hang.ended.count:
         text += render_phrase("hang_ended", ended=render_numbers(hang.ended, "rank"))
-    # A program without a phase has reported nothing, so it may run well.
+    # A program that has reported nothing, not even a phase, may be running well.
     is_silent = hang.phase == contract.FIRST_STEP and not failure.phase
     return text + (CATALOG["hang_report"] if is_silent else "")
 
@@ -695,11 +719,11 @@ def _render_lost_host(lost: LostHost) -> str:
 
 
 def _render_not_joined(failure: Failure) -> str:
-    wait = failure.rendezvous or RendezvousFacts()
-    hosts, waited_s = render_numbers(wait.hosts), wait.waited_s or 0.0
-    text = render_phrase("not_joined", hosts=hosts, waited_s=waited_s, timeout=wait.timeout)
-    if wait.refused:
-        text += render_phrase("not_joined_refused", refused="; ".join(wait.refused))
+    facts = failure.rendezvous or RendezvousFacts()
+    hosts, waited_s = render_numbers(facts.hosts), facts.waited_s or 0.0
+    text = render_phrase("not_joined", hosts=hosts, waited_s=waited_s, timeout=facts.timeout)
+    if facts.refused:
+        text += render_phrase("not_joined_refused", refused="; ".join(facts.refused))
     return text
 
 
@@ -707,10 +731,11 @@ def _render_stop(failure: Failure) -> str:
     stop = failure.stop or StopFacts(StopReason.OUTSIDE)
     reason = render_stop_reason(stop)
     its_program = CATALOG["its_program"]
-    late_ranks = [(phase, render_numbers(ranks, "rank")) for phase, ranks in stop.late.items()]
     late = ", ".join(
-        render_phrase("late_in_phase", ranks=ranks, phase=phase or its_program)
-        for phase, ranks in late_ranks
+        render_phrase(
+            "late_in_phase", ranks=render_numbers(ranks, "rank"), phase=phase or its_program
+        )
+        for phase, ranks in stop.late.items()
     )
     committed = _render_step("is_saved", stop.committed_step)
     if stop.outcome is StopOutcome.NOT_JOINED:
@@ -755,10 +780,10 @@ def _render_step(name: str, step: int | None) -> str:
 
 
 class KindRow(NamedTuple):
-    """Properties of a kind of end.
+    """The properties of a kind of end.
 
     Attributes:
-        sentence: Name of its text in CATALOG, or a function that renders it.
+        sentence: Name of the text in CATALOG, or a function that renders the sentence.
         code: Exit code, or None if the process or `stop.reason` determines it.
         may_pass: Whether the next attempt may succeed. For an exception, its facts determine this.
     """
@@ -768,8 +793,8 @@ class KindRow(NamedTuple):
     may_pass: bool = True
 
 
-def _by_field(field: str, template: str, empty_template: str) -> Callable[[Failure], str]:
-    """Return a function that renders `template` if the field of a failure is set."""
+def _choose_by_field(field: str, template: str, empty_template: str) -> Callable[[Failure], str]:
+    """Return a function that renders one of two templates, `template` if the field is set."""
     return lambda failure: _render_template(
         template if getattr(failure, field) else empty_template, failure
     )
@@ -786,7 +811,7 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.OOM_KILLED: KindRow("oom_killed"),
     FailureKind.PROGRAM_GONE: KindRow("program_gone", contract.KILLED),
     FailureKind.NOT_STARTED: KindRow(
-        _by_field("detail", "not_started", "not_started_code"), contract.STARTUP
+        _choose_by_field("detail", "not_started", "not_started_code"), contract.STARTUP
     ),
     FailureKind.NO_TRAINER: KindRow("no_trainer", may_pass=False),
     FailureKind.ENDED_EARLY: KindRow("ended_early"),
@@ -804,14 +829,14 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.CANNOT_JOIN: KindRow("cannot_join", contract.LOST),
     FailureKind.REFUSED: KindRow(lambda failure: failure.detail),
     FailureKind.AGENT_ENDED: KindRow(
-        _by_field("signal", "agent_killed", "agent_exited"), contract.LOST
+        _choose_by_field("signal", "agent_killed", "agent_exited"), contract.LOST
     ),
     FailureKind.AGENTS_KILLED: KindRow("agents_killed", contract.LOST),
     FailureKind.UNRECORDED: KindRow("unrecorded"),
     FailureKind.RUN_KILLED: KindRow("run_killed", contract.LOST),
     FailureKind.STOPPED: KindRow(_render_stop),
     FailureKind.REPEATED: KindRow(
-        _by_field("detail", "repeated_output", "repeated"), contract.STARTUP
+        _choose_by_field("detail", "repeated_output", "repeated"), contract.STARTUP
     ),
     FailureKind.NO_PROGRESS: KindRow("no_progress", contract.NO_PROGRESS),
     FailureKind.PREEMPTED_TOO_OFTEN: KindRow(_render_too_often, contract.NO_PROGRESS),
