@@ -1,1 +1,1 @@
-"""The run folder: layout and lock, records and starts, history, journals."""
+"""The run folder: its layout and lock, its records and journals, and decisions from them."""

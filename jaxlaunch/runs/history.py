@@ -1,4 +1,12 @@
-"""Decides from the recorded attempts what follows: a restart in place, or the end. Pure."""
+"""Decision between a restart in place and the end, from the records of the attempts. Pure.
+
+An attempt makes progress if it commits a step beyond those of all earlier attempts. Failures are
+counted and compared from the last attempt that did. After a fault, `decide_next` restarts in place
+as long as restarts.in_place allows it, and otherwise ends these pods with a verdict; JobSet decides
+by its exit code about new pods. Three kinds of repetition end the whole run, because another
+attempt would not help: two attempts that failed in the same way, several sets of pods without
+progress, and too many preemptions in a row.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +24,32 @@ from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for
 
 # After this many generations in a row without progress, the verdict is NO_PROGRESS.
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3
-# A program that ran for longer than this has made progress even if it reported none.
+# A program that ran for longer than this counts as having made progress even if it reported none.
 SILENT_PROGRESS_S = 600.0
-# A summary has the newest restarts, and attempts.jsonl has all.
+# The number of newest restarts in a summary. attempts.jsonl has all of them.
 MAX_RESTART_ROWS = 50
 # The causes of contract.CLOCK_CAUSES during which no process runs.
 _WAITING_CAUSES = ("rendezvous", "down")
 _TRACEBACK_START = "Traceback (most recent call last)"
-# A line of a traceback. The last one is where the exception was raised. The folder is left out,
-# because that of the site hook differs between pods.
+# The place of a frame in a traceback. The folder is omitted, because that of the site hook differs
+# between pods.
 _TRACEBACK_PLACE = re.compile(r'^ *File "(?:.*/)?([^/"]*", line \d+.*)$', re.MULTILINE)
-# A traceback is cut at its beginning, so only the last frames are compared.
+# Only the last frames are compared, because the beginning of a long traceback is cut.
 _COMPARED_FRAMES = 10
-# Addresses, pids and times differ between equal exceptions.
+# Addresses, pids and times, which differ between equal exceptions.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Decision after an attempt: another one in place, or the end with a verdict."""
+    """The decision after an attempt: to restart in place, or to end with the verdict."""
 
     should_restart: bool
     verdict: Verdict
 
 
 def made_progress(records: Sequence[AttemptRecord]) -> list[bool]:
-    """Return for each attempt whether it committed a step beyond those of all earlier attempts."""
+    """Return a flag for each attempt: it committed a step beyond those of all earlier attempts."""
     best_step, result = -1, []
     for record in records:
         step = -1 if record.last_committed is None else record.last_committed
@@ -56,28 +64,35 @@ def decide_next(
     all_hosts_alive: bool,
     preempted_limit: int | None = None,
 ) -> Decision:
-    """Decide what follows the last of `records`, which are all of one run.
+    """Decide between a restart in place and the end, after the last attempt of a run.
 
-    The first error since the last progress is reported, unless the last error is the reason for
-    giving up.
+    The verdict of the decision is the first error since the last progress, unless the last attempt
+    itself is the reason for the end.
+
+    Args:
+        records: Attempts of the run, oldest first, at least one.
+        in_place_limit: The value of restarts.in_place.
+        all_hosts_alive: Whether no host of the gang is lost. Otherwise it cannot restart in place.
+        preempted_limit: The value of restarts.preempted.
     """
     verdict = records[-1].verdict
     outcome = contract.outcome_for_code(verdict.code)
     if not outcome.in_place:
         return Decision(False, verdict)
-    if (first := _first_of_repeated(records)) is not None:
+    if (first := _find_repeated_failure(records)) is not None:
         # A third attempt would fail too.
         return Decision(False, _repeated_verdict(first.verdict))
     if verdict.is_full_disk:
-        # The full disk is what the user has to fix, whatever the earlier errors were.
+        # The user has to fix the full disk first, even if the earlier errors were different.
         return Decision(False, verdict)
     requeue, is_free = verdict.failure.requeue, outcome.charged_to is not Limit.CRASH
     if is_free and preempted_limit is not None:
         count = preemptions_without_progress(records)
         if count >= preempted_limit:
-            return Decision(False, _too_often_preempted(count, preempted_limit, verdict.facts))
-    may_stay = all_hosts_alive and (requeue is None or not requeue.needs_new_pods)
-    if may_stay and (in_place_limit > 0 if is_free else restarts_before(records) < in_place_limit):
+            return Decision(False, _preempted_verdict(count, preempted_limit, verdict.facts))
+    can_stay = all_hosts_alive and (requeue is None or not requeue.needs_new_pods)
+    used_restarts = 0 if is_free else restarts_before(records)
+    if can_stay and used_restarts < in_place_limit:
         return Decision(True, verdict)
     if is_free:
         return Decision(False, verdict)
@@ -90,25 +105,26 @@ def decide_next(
 
 
 def are_alike(verdict: Verdict, other: Verdict) -> bool:
-    """Return whether two attempts failed in the same way, which the next one would do as well.
+    """Return whether two attempts failed in the same way, so that another one would fail, too.
 
-    Exceptions are alike if they have the same type and were raised by the same lines. Other ends
-    are alike if they have the same signal or exit code; before the first step, the last line of
-    output must be the same, too. The steps must be equal; those of a process that ended without
-    Python's help may differ by one, because its last report is lost.
+    Exceptions are alike if they have the same type and were raised by the same lines of code. Other
+    ends are alike if they have the same signal or exit code and, before the first step, the same
+    last line of output. The steps must be equal. They may differ by one if the process ended
+    without an exception, because its last report may be lost.
     """
     if verdict.failure.may_pass or other.failure.may_pass or verdict.code != other.code:
         return False
-    # Other codes, such as that of failing storage, say that the next attempt may succeed.
+    # After other codes, such as that of failing storage, the next attempt may succeed.
     if verdict.code != contract.CRASH and verdict.failure.kind is not FailureKind.SIGNAL:
         return False
     return _failure_key(verdict) == _failure_key(other) and _are_steps_equal(verdict, other)
 
 
-def _first_of_repeated(records: Sequence[AttemptRecord]) -> AttemptRecord | None:
-    """Return the earlier failure that the last attempt repeats without a newly committed step.
+def _find_repeated_failure(records: Sequence[AttemptRecord]) -> AttemptRecord | None:
+    """Return the earlier attempt whose failure the last attempt repeats, or None.
 
-    Attempts between the two that may pass, such as a preemption, tell nothing about the program.
+    There must be no newly committed step between the two. Attempts between them that failed for
+    another reason are skipped if the reason may pass, such as a preemption.
     """
     if made_progress(records)[-1] or _is_silent_progress(records[-1]):
         return None
@@ -124,8 +140,8 @@ def _first_of_repeated(records: Sequence[AttemptRecord]) -> AttemptRecord | None
 
 def _repeated_verdict(first: Verdict) -> Verdict:
     has_type = first.failure.kind is FailureKind.EXCEPTION or first.failure.step is not None
-    output = "" if has_type else _last_line(first)[:300]
-    failure = Failure(FailureKind.REPEATED, cause=first.facts, detail=output)
+    last_line = "" if has_type else _last_line(first)[:300]
+    failure = Failure(FailureKind.REPEATED, cause=first.facts, detail=last_line)
     return _verdict_at_place(failure, first)
 
 
@@ -136,12 +152,14 @@ def _verdict_at_place(failure: Failure, verdict: Verdict) -> Verdict:
 
 
 def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> int | None:
-    """Return the newest step that these attempts saved: 0 without any, None without training.
+    """Return the newest step that these attempts saved.
 
-    If new pods have no record of earlier ones, the result is 0: an error before training does not
-    lead to new pods, so the earlier ones have trained.
+    Returns:
+        The step, 0 if the attempts trained but saved nothing, or None if they did not train.
     """
     if generation and not records:
+        # The earlier pods left no record. They have trained, because an error before the training
+        # does not lead to new pods.
         return 0
     steps = [record.last_committed for record in records if record.last_committed is not None]
     has_trained = any(
@@ -151,10 +169,10 @@ def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> 
 
 
 def _failure_key(verdict: Verdict) -> tuple[object, ...]:
-    """Return what is equal for failures with the same cause, without rank and step."""
+    """Return a key that is equal for failures with the same cause, on any rank at any step."""
     failure = verdict.failure
     if failure.kind is FailureKind.EXCEPTION and failure.exception is not None:
-        # The frames of the exception itself, without those that it was chained from.
+        # The frames of the exception itself, without those of exceptions that it was chained from.
         text = (verdict.traceback or "").rpartition(_TRACEBACK_START)[2]
         places = _TRACEBACK_PLACE.findall(text)[-_COMPARED_FRAMES:]
         message = "" if places else _NUMBER.sub("#", failure.exception.message)
@@ -167,15 +185,15 @@ def _failure_key(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _are_steps_equal(verdict: Verdict, other: Verdict) -> bool:
-    steps = [end.step for end in (verdict, other) if end.step is not None]
-    if len(steps) < 2:
-        return not steps
-    is_flushed = verdict.failure.kind is FailureKind.EXCEPTION
-    return abs(steps[0] - steps[1]) <= (0 if is_flushed else 1)
+    if verdict.step is None or other.step is None:
+        return verdict.step is other.step
+    # Python sends pending reports before a process ends with an exception.
+    tolerance = 0 if verdict.failure.kind is FailureKind.EXCEPTION else 1
+    return abs(verdict.step - other.step) <= tolerance
 
 
 def _is_silent_progress(record: AttemptRecord) -> bool:
-    """Return whether an attempt ran for so long that it has made progress without reporting it."""
+    """Return whether an attempt that reported no step ran for longer than SILENT_PROGRESS_S."""
     is_silent = record.verdict.step is None and record.last_committed is None
     return is_silent and record.ended - record.started > SILENT_PROGRESS_S
 
@@ -185,7 +203,7 @@ def _last_line(verdict: Verdict) -> str:
 
 
 def restarts_before(records: Sequence[AttemptRecord]) -> int:
-    """Count the restarts in place that led to the last record without a newly committed step."""
+    """Count the restarts in place between the last newly committed step and the last record."""
     return 0 if made_progress(records)[-1] else restarts_used(records[:-1], records[-1].generation)
 
 
@@ -208,36 +226,35 @@ def _charged_to(code: int) -> Limit | None:
 
 
 def first_error(records: Sequence[AttemptRecord]) -> Verdict:
-    """Return the first error since the last newly committed step, which counts as one."""
+    """Return the first error since the last attempt that made progress, whose own error counts."""
     verdicts = (record.verdict for record in _since_progress(records))
     return next(verdict for verdict in verdicts if _charged_to(verdict.code) is Limit.CRASH)
 
 
 def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
-    """Count the last generations in a row without progress that are charged to crashes."""
-    progress = zip(records, made_progress(records), strict=True)
-    with_progress = {record.generation for record, is_ahead in progress if is_ahead}
-    last_records = {record.generation: record for record in records}
-    fruitless = itertools.takewhile(
-        lambda number: number not in with_progress, sorted(last_records, reverse=True)
+    """Count the crashed generations since the last one that made progress."""
+    flags = zip(records, made_progress(records), strict=True)
+    with_progress = {record.generation for record, has_progress in flags if has_progress}
+    last_codes = {record.generation: record.verdict.code for record in records}
+    without_progress = itertools.takewhile(
+        lambda generation: generation not in with_progress, sorted(last_codes, reverse=True)
     )
-    codes = [last_records[number].verdict.code for number in fruitless]
-    return sum(_charged_to(code) is Limit.CRASH for code in codes)
+    return sum(_charged_to(last_codes[number]) is Limit.CRASH for number in without_progress)
 
 
 def give_up_verdict(
     records: Sequence[AttemptRecord], generation: int, preempted_limit: int | None
 ) -> Verdict | None:
-    """Return the verdict on pods of `generation` that may not start, or None.
+    """Return the verdict for pods of `generation` that must not start, or None if they may.
 
-    Earlier attempts may have reached the limits without progress, which pods that were lost or
-    preempted could not report.
+    Earlier attempts may have reached a limit while their pods were lost or preempted, so that these
+    could not end the job themselves.
     """
     if not records:
         return None
     preemptions = preemptions_without_progress(records)
     if preempted_limit is not None and preemptions >= preempted_limit:
-        return _too_often_preempted(preemptions, preempted_limit, records[-1].verdict.facts)
+        return _preempted_verdict(preemptions, preempted_limit, records[-1].verdict.facts)
     if records[-1].generation == generation:
         return None
     verdict = decide_next(records, 0, all_hosts_alive=False).verdict
@@ -247,7 +264,7 @@ def give_up_verdict(
 def used_up_verdict(
     records: Sequence[AttemptRecord], generation: int, in_place_limit: int
 ) -> Verdict | None:
-    """Return the verdict on a gang that lost host 0 after its restarts in place, else None."""
+    """Return the verdict for a gang that lost host 0 while its restarts in place are used up."""
     if not records or records[-1].generation != generation:
         return None
     if not contract.outcome_for_code(records[-1].verdict.code).in_place:
@@ -259,41 +276,39 @@ def used_up_verdict(
 def give_up_verdict_unrecorded(
     generation: int, crash_limit: int, preempted_limit: int | None
 ) -> Verdict | None:
-    """Return the verdict on new pods of a job without checkpoints and records, or None.
+    """Return the verdict for new pods of a job without checkpoints and records, or None.
 
-    Restarts beyond `crash_limit` that led to `generation` were not charged, so they followed
-    preemptions.
+    Such pods know only their number. Of the restarts that led to it, those beyond `crash_limit`
+    must have followed preemptions.
     """
     free_restarts = generation - crash_limit
     if preempted_limit is None or free_restarts < preempted_limit:
         return None
-    return _too_often_preempted(free_restarts, preempted_limit, None)
+    return _preempted_verdict(free_restarts, preempted_limit, None)
 
 
-def _too_often_preempted(count: int, limit: int, last: Failure | None) -> Verdict:
+def _preempted_verdict(count: int, limit: int, last: Failure | None) -> Verdict:
     kind = FailureKind.PREEMPTED_TOO_OFTEN
     return verdict_for(Failure(kind, count=count, limit=limit, cause=last))
 
 
 def preemptions_without_progress(records: Sequence[AttemptRecord]) -> int:
-    """Count the attempts since the last new commit that were stopped and left nothing."""
-    fruitless = itertools.takewhile(
+    """Count the attempts since the last progress whose restarts count toward restarts.preempted."""
+    without_progress = itertools.takewhile(
         lambda pair: not pair[1], zip(records[::-1], made_progress(records)[::-1], strict=True)
     )
     return sum(
-        _charged_to(record.verdict.code) is Limit.PREEMPTED and not _may_have_progress(record)
-        for record, _ in fruitless
+        _charged_to(record.verdict.code) is Limit.PREEMPTED
+        and (_has_only_waited(record) or not _is_silent_progress(record))
+        for record, _ in without_progress
     )
 
 
-def _may_have_progress(record: AttemptRecord) -> bool:
-    """Return whether a silent attempt ran for so long that it has made progress."""
-    is_silent = record.verdict.step is None and record.last_committed is None
-    # Causes other than waiting have seconds only after the processes have started.
-    has_only_waited = bool(record.seconds) and not any(
-        spent for cause, spent in record.seconds.items() if cause not in _WAITING_CAUSES
+def _has_only_waited(record: AttemptRecord) -> bool:
+    """Return whether an attempt ended before its processes started."""
+    return bool(record.seconds) and not any(
+        spent_s for cause, spent_s in record.seconds.items() if cause not in _WAITING_CAUSES
     )
-    return is_silent and not has_only_waited and record.ended - record.started > SILENT_PROGRESS_S
 
 
 def restarts_by_cause(
@@ -303,8 +318,7 @@ def restarts_by_cause(
 
     Args:
         records: Attempts that ended, oldest first.
-        attempt: Number of the newest attempt, which runs or waits for its hosts. None: the last
-            record is of it.
+        attempt: Number of the newest attempt if it has not ended. Default: that of the last record.
     """
     if attempt is None:
         attempt = records[-1].attempt if records else 0
@@ -314,24 +328,22 @@ def restarts_by_cause(
 def restart_count(
     generation: int, by_cause: Mapping[str, int] | None, attempt: int | None = None
 ) -> int:
-    """Return the number of restarts that every command, page and record shows.
+    """Return the number of restarts that all commands, pages and records show.
 
     Args:
-        generation: Number of the newest set of pods, from 0.
-        by_cause: Restarts on record. Sets of pods that were lost before they wrote anything are in
-            `generation` alone.
-        attempt: Number of the newest attempt, from 1. It counts if no restart is on record: a pod
-            tells no more at its end.
+        generation: Number of the newest set of pods, from 0. It also counts pods that were lost
+            before they wrote anything.
+        by_cause: Restarts on record.
+        attempt: Number of the newest attempt, from 1. It is used if no restart is on record, as in
+            the termination message of a pod.
     """
     return max(generation, sum(by_cause.values()) if by_cause else (attempt or 1) - 1)
 
 
 def _since_progress(records: Sequence[AttemptRecord]) -> Sequence[AttemptRecord]:
-    """Return the attempts since the last one that committed a new step, including that one."""
-    last = max(
-        (index for index, is_ahead in enumerate(made_progress(records)) if is_ahead), default=0
-    )
-    return records[last:]
+    """Return the attempts since the last one that made progress, including that one."""
+    flags = enumerate(made_progress(records))
+    return records[max((index for index, has_progress in flags if has_progress), default=0) :]
 
 
 def sum_seconds(
@@ -342,8 +354,7 @@ def sum_seconds(
     Args:
         records: Attempts that ended, oldest first.
         now: Unix time.
-        started_at: Unix time of the start of the run. None: the run started with the first of these
-            attempts, whose own seconds may not be known.
+        started_at: Unix time of the start of the run. Default: that of the first attempt.
     """
     total = dict.fromkeys(contract.CLOCK_CAUSES, 0.0)
     for record in records:
@@ -358,15 +369,23 @@ def sum_seconds(
 
 
 def restart_rows(
-    records: Sequence[AttemptRecord], present_attempt: int, present_seconds: Mapping[str, float]
+    records: Sequence[AttemptRecord], current_attempt: int, current_seconds: Mapping[str, float]
 ) -> list[RestartRow]:
-    """Return a row for each of the last attempts and the present one."""
-    after: dict[int, str | None] = {record.attempt + 1: record.cause for record in records}
+    """Return the restarts that led to the last attempts and to the current one, oldest first.
+
+    Args:
+        records: Attempts that ended, oldest first.
+        current_attempt: Number of the current attempt, or of the last one.
+        current_seconds: Seconds by cause of the restart that led to it.
+    """
+    previous_cause = {record.attempt + 1: record.cause for record in records}
     seconds = {record.attempt: record.restart for record in records[-MAX_RESTART_ROWS:]}
-    if not records or records[-1].attempt != present_attempt:
-        seconds[present_attempt] = present_seconds
+    if not records or records[-1].attempt != current_attempt:
+        seconds[current_attempt] = current_seconds
     return [
-        RestartRow(number, after.get(number), spent) for number, spent in seconds.items() if spent
+        RestartRow(attempt, previous_cause.get(attempt), by_cause)
+        for attempt, by_cause in seconds.items()
+        if by_cause
     ]
 
 
@@ -382,12 +401,12 @@ def metric_counters(
 ) -> dict[str, Any]:
     """Return the counters for metrics: ends by cause, restarts left, and the last exit code.
 
-    Unlike the restarts, the ends include the end of the run, because there are alerts for it.
+    Unlike `restarts_by_cause`, the ends include the end of the run, for which there are alerts.
     """
-    charged = charged_generations(records, generation)
-    used_in_place = restarts_used(records, generation)
-    used = (("crash", job.crash_limit, charged), ("in_place", job.in_place_limit, used_in_place))
-    restarts_left = {name: max(0, limit - count) for name, limit, count in used}
+    restarts_left = {
+        "crash": max(0, job.crash_limit - charged_generations(records, generation)),
+        "in_place": max(0, job.in_place_limit - restarts_used(records, generation)),
+    }
     if job.preempted_limit is not None:
         preemptions = preemptions_without_progress(records)
         restarts_left["preempted"] = max(0, job.preempted_limit - preemptions)

@@ -1,6 +1,7 @@
-"""Metrics in a run folder, as JSON lines and TensorBoard events. Standard library only.
+"""Writers of the metrics in a run folder: as lines of JSON, and as events for TensorBoard.
 
-A file has each step once: a run that resumes at step r drops the lines after r.
+A file has each step only once, because a run that resumes from a step drops the lines of later
+steps. The module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from jaxlaunch import atomic_file, regular_files
 
 STEP = "step"
-# In characters. We write no longer lines, and no piece of one is a valid line.
+# jaxlaunch writes no longer lines. Longer ones are read in pieces, none of which is valid.
 MAX_LINE_CHARS = 1024 * 1024
 
 
@@ -31,7 +32,15 @@ def replace_non_finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Journal:
-    """A file with one JSON object per line, each with its `step`. Methods may raise OSError."""
+    """Writes a file with one JSON object per line, each with its `step`.
+
+    Args:
+        path: Path of the file, whose folder is created.
+        start: Step from which the run resumes. Lines of later steps are removed.
+
+    Raises:
+        OSError: The file cannot be read or written. The methods raise it, too.
+    """
 
     def __init__(self, path: str, start: int) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -39,13 +48,13 @@ class Journal:
         if os.path.exists(path):
             atomic_file.write_file(Path(path), "".join(kept_lines.values()).encode())
         self._last_step = max(kept_lines, default=-1)
-        # The last line and its offset, if this object wrote it.
+        # The last line and its offset, if this journal wrote it.
         self._row: dict[str, Any] | None = None
         self._row_offset = 0
         self._file = open(path, "a", opener=regular_files.open_regular)  # noqa: SIM115  # until close()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line and flush it, unless the file already has this step or a later one."""
+        """Append a line and flush it, unless the last line has this step or a later one."""
         if step > self._last_step:
             self._last_step, self._row_offset = step, self._file.tell()
             self._row = {STEP: step, **replace_non_finite(values)}
@@ -53,7 +62,7 @@ class Journal:
             self._file.flush()
 
     def merge_step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line, or merge its values into the last line if that has the same step."""
+        """Append a line, or add its values to the last line if both have the same step."""
         if step == self._last_step and self._row is not None:
             self._file.truncate(self._row_offset)
             self._last_step, values = -1, {**self._row, **values}
@@ -65,7 +74,7 @@ class Journal:
 
 
 def _read_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their steps, without unreadable ones."""
+    """Yield the step and the text of each valid line of a file."""
     if not os.path.exists(path):
         return
     with open(path, errors="replace", opener=regular_files.open_regular) as file:
@@ -79,10 +88,10 @@ def _read_lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 class TensorBoard:
-    """Writes scalars as TensorBoard events, one unbuffered record per call.
+    """Writes scalars and texts as events for TensorBoard, one unbuffered record per call.
 
-    An event is a message of event.proto with the fields time (1), step (2), version (3), summary
-    (5) and session (7).
+    An event is a protocol buffer of event.proto with the fields wall_time (1), step (2),
+    file_version (3), summary (5) and session_log (7).
     """
 
     def __init__(self, folder: str, start: int) -> None:
@@ -90,12 +99,12 @@ class TensorBoard:
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(os.path.join(folder, name), "ab", buffering=0)  # noqa: SIM115  # until close()
         self._write_event(_encode_time() + _encode_bytes(3, b"brain.Event:2"))
-        # The start of a session (SessionLog.START) hides later steps of earlier attempts.
+        # After SessionLog.START, TensorBoard hides the later steps of earlier attempts.
         session = _encode_bytes(7, _encode_number(1, 1))
         self._write_event(_encode_time() + _encode_number(2, start + 1) + session)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write one event with all values that are numbers."""
+        """Write one event with those of the values that are numbers."""
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         summary = b""
         for name, value in numbers.items():
@@ -105,8 +114,8 @@ class TensorBoard:
 
     def write_text(self, step: int, name: str, text: str) -> None:
         """Write one event with a text, which TensorBoard shows as Markdown."""
-        # Summary.Value.metadata (9) names the plugin; TensorProto has dtype (1), DT_STRING = 7, an
-        # empty shape (2) and string_val (8).
+        # Summary.Value has tag (1), tensor (8) and metadata (9), which names the plugin. The tensor
+        # has dtype (1), which is DT_STRING = 7, an empty shape (2) and string_val (8).
         metadata = _encode_bytes(1, _encode_bytes(1, b"text"))
         tensor = _encode_number(1, 7) + _encode_bytes(2, b"") + _encode_bytes(8, text.encode())
         value = _encode_bytes(1, name.encode()) + _encode_bytes(9, metadata)
@@ -147,9 +156,9 @@ def _encode_time() -> bytes:
 
 
 def _clamp_float32(value: float) -> float:
-    """Return the value as `struct` packs it into 32 bits: infinity beyond their range."""
-    is_beyond = abs(value) > 3.4028235e38
-    return math.copysign(math.inf, value) if is_beyond else float(value)
+    """Return infinity for values beyond the range of float32, for which `struct` raises."""
+    is_outside = abs(value) > 3.4028235e38
+    return math.copysign(math.inf, value) if is_outside else float(value)
 
 
 def _crc_table() -> Iterator[int]:

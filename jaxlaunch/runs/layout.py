@@ -1,7 +1,9 @@
 """Layout of the run folder: names of files, the search for runs, and the lock.
 
-The program that reads the folder in a pod (launcher/jobs/status/read_run.py) cannot import this
-package and gets the names that it needs, READ_NAMES, with its request.
+The lock shows whether a run uses the folder. `launcher run` holds an flock on the lock file, which
+contains its pid, its start time and the id of the machine's boot. Its agents inherit the
+descriptor, so that the lock is held until the last of them has ended, even if the launcher is
+killed.
 """
 
 from __future__ import annotations
@@ -21,42 +23,46 @@ from typing import TextIO
 
 from jaxlaunch import regular_files
 
-# State of the run, and a line for each attempt that ended, written by the leader:
-# records/summary.py.
+# The state of the run (records/summary.py), written by the leader.
 SUMMARY = "summary.json"
+# A line for each attempt that ended (records/summary.py), written by the leader.
 ATTEMPTS = "attempts.jsonl"
-# The progress of each rank over time, written by the leader: records/rank_history.py.
+# The progress of each rank over time (records/rank_history.py), written by the leader.
 RANKS = "ranks.json"
 # The address of each host's agent.
 AGENTS = "agents.json"
-# The job as it was resolved, of the run and in the folder of each start.
+# The resolved job, in the run folder and in the folder of each start.
 JOB = "job.yaml"
-# In the folder of a start on a machine: where it was started, and the words after `launcher run`.
+# The working folder and the arguments of `launcher run`, in the folder of a start.
 COMMAND = "command.json"
-# Held by the launcher and by its agents while they run in the folder.
+# The lock that the launcher and its agents hold while they use the folder.
 LOCK = ".lock"
-# One folder for each start, named by its number, with its summary, its job and its logs.
+# The folder with a folder for each start, which has its number as name.
 STARTS = "starts"
 LOGS = "logs"
-# The log of a rank in the run folder or in that of a start. Older lines are in a file with ".1"
-# appended to the name.
+# The log of a rank, in the folder of a start. Older lines are in a file whose name ends with ".1".
 LOG = LOGS + "/rank-{rank}.log"
-# A log relative to the run folder: the number of its start, its rank, and ".1" for older lines.
+# The path of a log below the run folder: the number of its start, its rank, and ".1" for older
+# lines.
 LOG_NAME = re.compile(rf"(?:{STARTS}/([0-9]+)/)?{LOGS}/rank-([0-9]+)\.log(\.1)?")
+# Names for launcher/jobs/status/read_run.py, which reads the folder in a pod. It cannot import this
+# module, so the launcher sends them with its request.
 READ_NAMES = {"summary": SUMMARY, "attempts": ATTEMPTS, "starts": STARTS, "log": LOG}
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 EVALS = "eval.jsonl"
 SAMPLES = "samples.jsonl"
-# The journals with numbers, and the prefix of their names in TensorBoard and at a tracker.
+# The journals that contain numbers.
 JOURNALS = {"metrics": METRICS, "eval": EVALS}
+# The prefixes of the numbers of each journal in TensorBoard and at a tracker.
 JOURNAL_PREFIXES = {"metrics": "train", "eval": "eval"}
-# jaxlaunch/samples.py, which works in images without this package, names its own folder "reported".
+# The folder of TensorBoard's events. The folder of reported pictures and texts is samples.FOLDER.
 TENSORBOARD = "tensorboard"
-# The run's id at its tracker, where a person sees it there, and what the tracker has.
+# The id of the run at its tracker, the place where the tracker shows it, and the steps that were
+# sent.
 TRACKER = "tracker.json"
 MAX_TRACKER_BYTES = 1 << 16
-# In the folder of a sweep, whose runs are folders in it.
+# The file in the folder of a sweep, which contains the folders of its runs.
 SWEEP = "sweep.jsonl"
 
 
@@ -66,7 +72,7 @@ def start_file(number: int, name: str) -> str:
 
 
 def start_folder(run: Path, number: int) -> Path:
-    """Return the folder of a start. A later start of the same run has another one."""
+    """Return the folder of a start."""
     return run / STARTS / str(number)
 
 
@@ -79,7 +85,7 @@ def log_path(start: Path, rank: int) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run, also if it cannot be read."""
+    """Return whether a folder is a run folder. A folder that cannot be read counts as one."""
     try:
         return stat.S_ISREG(os.stat(f"{folder}/{LOCK}").st_mode)
     except PermissionError:
@@ -89,7 +95,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is that of a sweep, whose runs are folders in it."""
+    """Return whether a folder is that of a sweep."""
     try:
         return (folder / SWEEP).is_file()
     except OSError:
@@ -97,17 +103,20 @@ def is_sweep(folder: Path) -> bool:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield the run folders below a folder and in its sweeps, by name."""
+    """Yield the run folders in a folder and in its sweeps, in the order of their names."""
     for inner in _list_folder(folder):
         if is_run(inner):
             yield inner
-        # Only one level is searched, since a link in a sweep may lead back to the sweep.
+        # Folders in a sweep are not searched, because a link there may lead back to the sweep.
         elif is_sweep(inner):
             yield from filter(is_run, _list_folder(inner))
 
 
 def find_own_runs(folder: Path) -> Iterator[Path]:
-    """Yield by name the run folders that a server may show, without links that lead elsewhere."""
+    """Yield the run folders that a server may show, in the order of their names.
+
+    Links are omitted, because they may lead to folders of other users.
+    """
     for inner in _list_folder(folder):
         has_files = os.path.lexists(inner / SUMMARY) or os.path.lexists(inner / LOCK)
         if has_files and not inner.is_symlink():
@@ -115,7 +124,7 @@ def find_own_runs(folder: Path) -> Iterator[Path]:
 
 
 def find_own_sweeps(folder: Path) -> Iterator[Path]:
-    """Yield by name the folders of sweeps that a server may show, without links."""
+    """Yield the folders of sweeps that a server may show, in the order of their names."""
     for inner in _list_folder(folder):
         if not inner.is_symlink() and is_sweep(inner):
             yield inner
@@ -129,19 +138,22 @@ def _list_folder(folder: Path) -> list[Path]:
 
 
 def read_tracker_place(folder: Path) -> tuple[str, str] | None:
-    """Return `url` or `command`, and its text, of a run that its tracker has opened."""
+    """Return where the tracker shows a run: "url" or "command", and the text of either.
+
+    The result is None until the tracker is open.
+    """
     try:
-        text = regular_files.read_bounded(folder / TRACKER, MAX_TRACKER_BYTES, below=folder)
-        place = json.loads(text)["place"]
+        data = regular_files.read_bounded(folder / TRACKER, MAX_TRACKER_BYTES, below=folder)
+        place = json.loads(data)["place"]
         kind, text = place["kind"], place["text"]
     except (OSError, ValueError, TypeError, LookupError):
         return None
-    is_known = kind in ("url", "command") and isinstance(text, str)
-    return (kind, text) if is_known else None
+    is_valid = kind in ("url", "command") and isinstance(text, str)
+    return (kind, text) if is_valid else None
 
 
 def owner_name(folder: Path) -> str | None:
-    """Return the name of the owner of a folder, or None if it is not known."""
+    """Return the name of the owner of a folder, or None if the folder cannot be read."""
     try:
         return user_name(folder.stat().st_uid)
     except OSError:
@@ -149,7 +161,7 @@ def owner_name(folder: Path) -> str | None:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user."""
+    """Return the name of a user, or "user UID" if the user has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -158,22 +170,23 @@ def user_name(uid: int) -> str:
 
 # --- the lock -------------------------------------------------------------------------------------
 
-# This many bytes of the lock file are read: its holder, and whether that is stopping.
+# The bytes of the lock file that are read. It has a line with the holder, and may have one that the
+# holder is stopping.
 MAX_HOLDER_BYTES = 256
-# Agents that were killed with their launcher have ended after this time.
+# Agents that were killed together with their launcher have ended after this time.
 AGENTS_EXIT_S = 2.0
-# A locked file may be empty for this long, since `find_holder` takes the lock for an instant.
+# For this time a locked file may be empty, because `find_holder` also takes the lock for a moment.
 EMPTY_LOCK_S = 0.2
 _STOPPING = "stopping"
-# The id changes with every boot of the machine.
+# The id changes at every boot of the machine.
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
-# The index of the start time, in ticks since boot, among the fields of /proc/PID/stat after the
-# name.
-_START_TICKS = 19
+# The index of the start time, in ticks since boot, among the fields after the name in
+# /proc/PID/stat.
+_START_TICKS_INDEX = 19
 
 
 class LockError(Exception):
-    """Raised if the lock of a run folder cannot be taken. `hint` says what to do."""
+    """The lock of a run folder cannot be taken. `hint` is the advice for the user."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -185,12 +198,12 @@ class Lock:
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
-        # Processes that inherit the descriptor hold the lock too, until the last one has ended.
+        # Processes that inherit the descriptor hold the lock, too.
         self.descriptor = descriptor
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the folder was deleted in the meantime."""
+        """Return whether the lock file was deleted, with the folder, since the lock was taken."""
         return os.fstat(self.descriptor).st_nlink == 0
 
     def note_stopping(self) -> None:
@@ -200,11 +213,11 @@ class Lock:
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Holder of the lock of a run folder.
+    """The process that holds the lock of a run folder.
 
     Attributes:
-        pid: Process id of the launcher, or None if it does not live on this machine.
-        is_stopping: Whether the launcher was asked to stop, or was killed and its agents are
+        pid: Process id of the launcher, or None if no such process is alive on this machine.
+        is_stopping: Whether the launcher was asked to stop, or was killed so that its agents are
             ending.
         is_here: False if the launcher is on another machine, or in a container whose processes are
             not visible.
@@ -218,15 +231,15 @@ class Holder:
 def find_readable_holder(folder: Path) -> Holder | None:
     """Return the holder of the lock of a folder, or raise OSError if the folder cannot be read."""
     if not os.access(folder, os.R_OK):
-        # This raises the error with its reason.
+        # It raises the error with the reason.
         os.listdir(folder)
     return find_holder(folder)
 
 
 def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
-    """Return the holder of the lock of a folder, or None, whatever the other files say."""
+    """Return the holder of the lock of a folder, or None if nobody holds it."""
     try:
-        # A descriptor is faster than a file object, and `launcher list` opens ten thousand locks.
+        # A descriptor is faster than a file object: `launcher list` may read ten thousand locks.
         descriptor = regular_files.open_regular(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
@@ -238,19 +251,26 @@ def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
         os.close(descriptor)
     owner, _, notes = text.partition("\n")
     pid, _, started = owner.partition(" ")
-    # The holder has not written its pid yet.
     if not pid.isdecimal():
+        # The holder has not written its pid yet.
         return Holder(None, is_stopping=False)
     if _is_alive(owner):
         return Holder(int(pid), is_stopping=_STOPPING in notes)
-    is_here = not (started and _BOOT_ID_FILE.exists())
-    is_here = is_here or started.endswith(_BOOT_ID_FILE.read_text().strip())
+    # The launcher was killed and its agents are ending, unless it is from another boot, which means
+    # that it is on another machine.
+    is_here = True
+    if started and _BOOT_ID_FILE.exists():
+        is_here = started.endswith(_BOOT_ID_FILE.read_text().strip())
     return Holder(None, is_stopping=is_here, is_here=is_here)
 
 
 @contextlib.contextmanager
 def hold_lock(folder: Path, name: str = LOCK) -> Iterator[Lock]:
-    """Hold the lock of a run folder, or raise LockError if another run holds it."""
+    """Hold the lock of a run folder, which is created if it does not exist.
+
+    Raises:
+        LockError: Another run holds the lock, or the file of the lock cannot be used.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     try:
@@ -304,11 +324,15 @@ def _try_lock(file: TextIO | int, operation: int) -> bool:
 
 
 def _is_alive(owner: str) -> bool:
-    """Return whether a process lives that has this pid and, if known, this start time."""
+    """Return whether a process with this pid and start time is alive.
+
+    Args:
+        owner: First line of a lock file. It may have no start time.
+    """
     pid, _, started = owner.partition(" ")
     if not pid.isdecimal():
         return False
-    # A process of another user cannot be sent a signal, but it lives.
+    # A process of another user is alive, although it cannot be sent a signal.
     with contextlib.suppress(PermissionError):
         try:
             os.kill(int(pid), 0)
@@ -318,9 +342,9 @@ def _is_alive(owner: str) -> bool:
 
 
 def _read_start_time(pid: int) -> str:
-    """Return the start time of a process, as ticks and id of the boot, or "" without /proc."""
+    """Return the start time of a process, as ticks and the id of the boot, or "" without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return f"{fields[_START_TICKS]} {_BOOT_ID_FILE.read_text().strip()}"
+        return f"{fields[_START_TICKS_INDEX]} {_BOOT_ID_FILE.read_text().strip()}"
     except (OSError, IndexError):
         return ""

@@ -1,15 +1,14 @@
-"""The files of the run folder, which outlive a pod: attempts, summaries and starts.
+"""Reading and writing of the run folder, which outlives a pod: attempts, summaries and starts.
 
-Each start keeps its record in starts/K, which no later start changes. summary.json of the run
-folder is the summary of the newest start that was not refused before it trained, with a row for
-every start. job.yaml next to it is the
-job of the newest start that trained, to which the checkpoints belong. `launcher run` writes the
-resolved job. In a JobSet, the leader of the first pods writes the job in JSON as the pods received
-it.
+A run may be started several times. Start K has its own summary and job in starts/K, which no later
+start changes. summary.json in the run folder is the summary of the newest start that was not
+refused before it trained, with a row for every start. job.yaml next to it is the job of the newest
+start that trained, to which the checkpoints belong. `launcher run` writes the resolved job; in a
+JobSet, the leader of the first pods writes the job as the pods received it, in JSON.
 
-An attempt that has a start but no end on record is unfinished: its agents were killed before they
-could write the end. The next start closes it from its last summary, as lost, and as one without
-progress unless it committed a step.
+An attempt is unfinished if its start is on record but its end is not, because its agents were
+killed before they could write it. The next start closes the attempt from its last summary: as lost,
+and without progress unless it committed a step.
 """
 
 from __future__ import annotations
@@ -45,30 +44,33 @@ from jaxlaunch.runs.layout import (
     start_folder,
 )
 
-# Reads are limited in bytes and in values, since anyone who shares the storage may write files of
-# any size. The limit for attempts.jsonl, in bytes.
+# Reads have limits, because anyone who shares the storage may write files of any size.
 MAX_ATTEMPTS_BYTES = 8 * 1024 * 1024
-# The limits for JSON files, in bytes and in values. The stacks of thousands of ranks fit.
+# The stacks of thousands of ranks fit into these limits.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 32 * 1024 * 1024, 1_000_000
-# The limit for the logs of all ranks together.
+# The limit of the ends of all logs together.
 TAIL_BYTES = 64 * 1024
-# The minimum for the most important log, and for any other.
+# The smallest shares of the first log, and of any other.
 FIRST_TAIL_BYTES, MIN_TAIL_BYTES = 16 * 1024, 2 * 1024
 
 
 class RunFolder:
-    """The run folder. Without a folder nothing is written, and earlier attempts are unknown.
+    """Reads and writes the files of a run folder.
 
-    An error of the file system is logged once and never ends a run.
+    The first error of the file system is logged. No error ends the run.
+
+    Args:
+        folder: The run folder, or None if the job has none. Then nothing is read or written.
+        log: Function that logs a line.
     """
 
-    def __init__(self, folder: Path | None, say: Callable[[str], None] = lambda text: None) -> None:
-        self._folder, self._say = folder, say
+    def __init__(self, folder: Path | None, log: Callable[[str], None] = lambda text: None) -> None:
+        self._folder, self._log = folder, log
         self._fault: str | None = None
 
     @property
     def unknown_reason(self) -> str | None:
-        """Reason for which earlier attempts are unknown, or None if they are known."""
+        """The reason why earlier attempts are not known, or None if they are."""
         no_folder = "the job has no run folder on storage that outlives its pods"
         return no_folder if self._folder is None else self._fault
 
@@ -82,7 +84,9 @@ class RunFolder:
             return []
         path = self._folder / ATTEMPTS
         try:
-            data = regular_files.read_bounded(path, MAX_ATTEMPTS_BYTES, True, self._folder)
+            data = regular_files.read_bounded(
+                path, MAX_ATTEMPTS_BYTES, from_end=True, below=self._folder
+            )
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -112,7 +116,7 @@ class RunFolder:
             self._note_fault(error)
 
     def replace_last_record(self, record: AttemptRecord) -> None:
-        """Replace the last attempt in attempts.jsonl, after more about it has become known."""
+        """Replace the last attempt in attempts.jsonl by a more complete record of it."""
         if self._folder is None:
             return
         try:
@@ -125,11 +129,11 @@ class RunFolder:
         self.replace_file(ATTEMPTS, b"".join(earlier_lines) + _encode_record(record))
 
     def write_json(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Replace a file atomically by a value as JSON."""
+        """Replace the content of a file with a value as JSON."""
         self.replace_file(name, json.dumps(value, indent=2, default=str).encode() + b"\n")
 
     def replace_file(self, name: str, data: bytes) -> None:
-        """Replace a file atomically."""
+        """Replace the content of a file atomically."""
         if self._folder is None:
             return
         path = self._folder / name
@@ -140,7 +144,7 @@ class RunFolder:
             self._note_fault(error)
 
     def copy_file(self, name: str, target: str) -> None:
-        """Replace file `target` atomically by a copy of file `name`, if that exists."""
+        """Copy file `name` to `target` if it exists."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 data = regular_files.read_bounded(self._folder / name, MAX_JSON_BYTES)
@@ -153,13 +157,13 @@ class RunFolder:
         try:
             names = [path.parent.name for path in self._folder.glob(f"{STARTS}/*/{SUMMARY}")]
         except OSError as error:
-            # Such as a volume that this user may not search, in Python 3.11 and earlier.
+            # Until Python 3.11, `glob` raises an error for a folder that this user may not search.
             self._note_fault(error)
             return []
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
-        """Return the summary in a file, or None if it is missing or not of run `uid`."""
+        """Return the summary in a file, or None if it is missing, invalid, or not of run `uid`."""
         try:
             summary = Summary.from_json(self.read_json(name))
         except ValueError:
@@ -168,14 +172,14 @@ class RunFolder:
         return summary if is_of_run else None
 
     def read_summary_row(self) -> Summary | None:
-        """Return the summary of the run for a table (`Summary.row_from_json`), or None."""
+        """Return the summary of the run with the fields for a table of runs, or None."""
         try:
             return Summary.row_from_json(self.read_json(SUMMARY))
         except ValueError:
             return None
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file, empty if there is no valid one."""
+        """Return the JSON object in a file, or an empty one if it is missing or invalid."""
         if self._folder is None:
             return {}
         try:
@@ -185,27 +189,34 @@ class RunFolder:
         return value if isinstance(value, dict) else {}
 
     def read_log_tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
-        """Return the last lines of the logs of `ranks`, most for the first, up to TAIL_BYTES.
+        """Return ranks with the last lines of their logs, together at most TAIL_BYTES.
 
-        The log of a rank has all attempts of a start, so it ends with the previous attempt until
-        the new one prints.
+        The log of a rank has all attempts of a start. It ends with the previous attempt until a new
+        attempt prints.
+
+        Args:
+            start: Number of the start.
+            ranks: The ranks, most important first. The first one has the largest share, and the
+                last ones are omitted if there are too many.
         """
         if self._folder is None:
             return []
         tails, bytes_left = [], TAIL_BYTES
         for rank in ranks:
-            size = max(MIN_TAIL_BYTES, TAIL_BYTES // len(ranks))
-            size = max(size, FIRST_TAIL_BYTES) if rank == ranks[0] else size
+            minimum = FIRST_TAIL_BYTES if rank == ranks[0] else MIN_TAIL_BYTES
+            size = max(minimum, TAIL_BYTES // len(ranks))
             if size > bytes_left:
                 break
             path = log_path(start_folder(self._folder, start), rank)
             try:
-                data = regular_files.read_bounded(path, size + 1, True, self._folder)
+                data = regular_files.read_bounded(path, size + 1, from_end=True, below=self._folder)
             except OSError:
                 continue
             lines = data[-size:].decode(errors="replace").splitlines()
-            # The first line may be incomplete.
-            if lines := lines[1:] if len(data) > size else lines:
+            if len(data) > size:
+                # The first line may be incomplete.
+                del lines[:1]
+            if lines:
                 tails.append((rank, lines))
                 bytes_left -= size
         return tails
@@ -213,7 +224,7 @@ class RunFolder:
     def _note_fault(self, error: OSError) -> None:
         if self._fault is None:
             self._fault = f"the run folder {self._folder} cannot be used: {error}"
-            self._say(f"{self._fault}; its summary and attempts will be incomplete")
+            self._log(f"{self._fault}; its summary and attempts will be incomplete")
 
 
 def _encode_record(record: AttemptRecord) -> bytes:
@@ -221,18 +232,20 @@ def _encode_record(record: AttemptRecord) -> bytes:
 
 
 def _read_json(path: Path | str, below: Path) -> Any:
-    """Return the value in a JSON file, or raise OSError or ValueError."""
+    """Return the value in a JSON file. Raises OSError, ValueError."""
     data = regular_files.read_bounded(path, MAX_JSON_BYTES + 1, below=below)
-    if len(data) > MAX_JSON_BYTES or (
+    # A value needs at least one byte.
+    has_many_values = (
         len(data) > MAX_JSON_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES
-    ):
+    )
+    if len(data) > MAX_JSON_BYTES or has_many_values:
         raise ValueError(f"{path} is too large")
     return codec.parse_json(data)
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentAddress:
-    """Address of the agent of a host."""
+    """The agent of a host, and the address on which it listens."""
 
     host: NonNegativeInt
     address: str
@@ -250,25 +263,28 @@ def read_agents(folder: Path) -> list[AgentAddress]:
             _read_json(folder / AGENTS, folder)
         )
     except ValueError:
-        # The file is incomplete.
+        # The content is invalid.
         return []
     return agents
 
 
 # --- starts ---------------------------------------------------------------------------------------
 
-# The values of these keys of a job may be tokens, so they are only in the file of the job.
+# The keys of a job whose values may be tokens, so that the run folder does not contain them.
 SECRET_KEYS = {"env", "args", "eval_args"}
 
 
 class RunStarts:
-    """The rows of all starts of a run, and the files of the newest start."""
+    """The rows of all starts of a run, and the files of the current start.
+
+    A start is new if its `uid` differs from that of the last row. The constructor then saves the
+    summary of the previous start in its folder, unless that start has done so itself.
+    """
 
     def __init__(self, folder: RunFolder, uid: str) -> None:
-        """Begin a start if `uid` is new, after keeping the record of the previous start."""
         summary = folder.read_summary()
         self._folder, self._has_job, self._is_new = folder, False, False
-        # The newest step on storage according to the summary of this start.
+        # The newest saved step in the summary of this start, if it is not new.
         self.known_saved_step: int | None = None
         self._rows = start_rows(summary) or [
             _start_row(number, self._read_start_summary(number)) for number in folder.list_starts()
@@ -277,22 +293,22 @@ class RunStarts:
             self.known_saved_step = None if summary is None else summary.committed
             return
         if summary is not None and self._rows:
-            # The previous start may have been killed before it saved its record in its folder. If
-            # it was killed before its agents began, it has no record.
-            record, last_row = dataclasses.replace(summary, starts=()), self._rows[-1]
-            number = last_row.start
+            # The previous start may have been killed before it saved its summary in its folder. If
+            # it was killed before its agents began, it has none.
+            start_summary, last_row = dataclasses.replace(summary, starts=()), self._rows[-1]
             has_begun = summary.of is not None or not summary.starts
-            # The summary of a run whose last start was refused is that of an earlier start.
+            # If the last start was refused, the summary of the run is that of an earlier start.
             is_of_last = summary.of is None or summary.of.uid in (last_row.uid, "")
-            if has_begun and is_of_last and self._read_start_summary(number) != record:
-                folder.write_json(start_file(number, SUMMARY), record.to_json())
+            saved_summary = self._read_start_summary(last_row.start)
+            if has_begun and is_of_last and saved_summary != start_summary:
+                folder.write_json(start_file(last_row.start, SUMMARY), start_summary.to_json())
         self._is_new = True
         last = max((row.start for row in self._rows), default=0)
         self._rows.append(StartRecord(last + 1, uid, started=time.time()))
 
     @property
     def number(self) -> int:
-        """Number K of this start."""
+        """The number of this start, from 1."""
         return self._rows[-1].start
 
     @property
@@ -310,18 +326,21 @@ class RunStarts:
 
     @property
     def has_earlier_checkpoints(self) -> bool:
-        """Return whether an earlier start trained with its checkpoints in the same place."""
+        """Return whether an earlier start trained with the same place of the checkpoints."""
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
         return not has_moved and any(row.has_trained for row in self.earlier_starts)
 
     @property
     def compared_start(self) -> StartRecord | None:
-        """The newest earlier start that trained, else the newest, to compare the job with."""
+        """The earlier start whose job is compared with the current one.
+
+        It is the newest that trained or, if none did, the newest.
+        """
         trained = [row for row in self.earlier_starts if row.has_trained]
         return next(reversed(trained or self.earlier_starts), None)
 
     def keep_job(self, job: Mapping[str, Any]) -> None:
-        """Write the job of a new start to its folder, and the changes in the job to its row."""
+        """Write the job of a new start to its folder, and the changed keys to its row."""
         if not self._is_new:
             return
         job, compared = without_secrets(job), self.compared_start
@@ -332,35 +351,43 @@ class RunStarts:
         self._set_changed(dict(changed_keys("", earlier_job, job)) if earlier_job else {})
 
     def begin_start(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
-        """Write the row of this start before its agents begin, with the newest saved step."""
+        """Write the row of this start before its agents begin.
+
+        Args:
+            changed: Changed keys of the job, each with its old and new value.
+            saved: The newest saved step.
+        """
         self._set_changed(changed)
         self.write_summary(Summary(None, restarts={}, committed=saved))
 
     def write_summary(self, summary: Summary) -> None:
-        """Replace summary.json of the run and, at the end, that of the start."""
+        """Write the summary of this start to summary.json of the run and, at its end, of the start.
+
+        If the start was refused, the run keeps the summary of the earlier start, with a new row.
+        """
         self._rows[-1] = self._rows[-1].with_summary(summary)
         if self._rows[-1].has_trained and not self._has_job:
             self._folder.copy_file(self.file_path(JOB), JOB)
             self._has_job = True
         if summary.verdict is not None:
-            record = dataclasses.replace(summary, starts=())
-            self._folder.write_json(self.file_path(SUMMARY), record.to_json())
+            start_summary = dataclasses.replace(summary, starts=())
+            self._folder.write_json(self.file_path(SUMMARY), start_summary.to_json())
         if self._rows[-1].refusal:
             summary = self._read_earlier_result() or summary
         self._folder.write_json(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
 
     def read_own_summary(self) -> Summary | None:
-        """Return the summary of this start, also if the start was refused."""
+        """Return the summary of this start, even if the start was refused."""
         uid = self._rows[-1].uid
         return self._folder.read_summary(uid) or self._folder.read_summary(
             uid, name=self.file_path(SUMMARY)
         )
 
     def _read_earlier_result(self) -> Summary | None:
-        """Return the summary of the run before this start, which was refused."""
+        """Return the summary that the run had before this start, which was refused."""
         summary, uid = self._folder.read_summary(), self._rows[-1].uid
         if summary is not None and summary.of is not None and summary.of.uid != uid:
-            # Another start may continue to run in the same folder.
+            # An earlier start may still be running and writing this file.
             return summary
         row = newest_effective_start(self.earlier_starts)
         return None if row is None else self._read_start_summary(row.start)
@@ -373,27 +400,33 @@ class RunStarts:
         return self._folder.read_summary(name=start_file(number, SUMMARY))
 
     def _set_changed(self, changed: Mapping[str, Sequence[Any]]) -> None:
-        """Record the changes in the job, which is the job of the run until a start has trained."""
+        """Set the changed keys in the row of this start."""
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
+        # The job of the run is that of the newest start until one has trained.
         if not any(row.has_trained for row in self.earlier_starts):
             self._folder.copy_file(self.file_path(JOB), JOB)
 
 
-def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each dotted key whose values differ between two jobs, with both values.
+def changed_keys(path: str, old: Any, new: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Yield each key whose values differ between two jobs, with both values.
 
-    Lists are compared as a whole.
+    Lists are compared as a whole, and values that may be tokens are replaced by "…".
+
+    Args:
+        path: The dotted key of the two values, "" for whole jobs.
+        old: A value of the earlier job.
+        new: The value of the later job.
     """
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*then, *now]):
-            inner = f"{path}.{key}" if path else str(key)
-            yield from changed_keys(inner, then.get(key), now.get(key))
-    elif then != now:
-        yield path, ["…", "…"] if SECRET_KEYS & set(path.split(".")) else [then, now]
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys([*old, *new]):
+            inner_path = f"{path}.{key}" if path else str(key)
+            yield from changed_keys(inner_path, old.get(key), new.get(key))
+    elif old != new:
+        yield path, ["…", "…"] if SECRET_KEYS & set(path.split(".")) else [old, new]
 
 
 def without_secrets(job: Any) -> Any:
-    """Return the job with "…" for values that may be tokens."""
+    """Return the job with "…" instead of values that may be tokens."""
     if not isinstance(job, Mapping):
         return job
     return {
@@ -410,22 +443,23 @@ def start_rows(summary: Summary | None) -> list[StartRecord]:
 
 
 def _start_row(number: int, summary: Summary | None) -> StartRecord:
-    """Return the row of a start from its own summary."""
+    """Return the row for a start that is known only from its own summary."""
     if summary is None:
         return StartRecord(number, "", 0.0)
     last_step = summary.step or summary.committed or None
     progress = summary.of or AttemptProgress("", 0, 0, 0.0, 0.0, first_step=1)
     first_step = progress.first_step
     if first_step is not None and (last_step is None or last_step < first_step):
+        # The start ended before it completed its first step.
         first_step = None
     return StartRecord(
-        number,
-        progress.uid,
-        progress.started,
-        None if summary.of is None else progress.at,
-        None if summary.verdict is None else summary.verdict.code,
-        first_step,
-        last_step,
+        start=number,
+        uid=progress.uid,
+        started=progress.started,
+        ended=None if summary.of is None else progress.at,
+        code=None if summary.verdict is None else summary.verdict.code,
+        first_step=first_step,
+        last_step=last_step,
     )
 
 
@@ -435,7 +469,13 @@ def _start_row(number: int, summary: Summary | None) -> StartRecord:
 def find_unfinished_attempt(
     folder: RunFolder, uid: str, records: Sequence[AttemptRecord]
 ) -> tuple[Summary, AttemptProgress] | None:
-    """Return the last summary and progress of an attempt without an end, or None."""
+    """Return the last summary of the unfinished attempt and its progress, or None without one.
+
+    Args:
+        folder: The run folder.
+        uid: Identity of the run. A summary of another run is ignored.
+        records: Attempts of this run that ended, oldest first.
+    """
     summary = folder.read_summary(uid)
     if summary is None or summary.of is None or summary.verdict is not None:
         return None
@@ -456,9 +496,11 @@ def close_unfinished(progress: AttemptProgress, verdict: Verdict) -> AttemptReco
         verdict: Verdict to use if the agents were killed before they reached one.
     """
     final_verdict = progress.judged or verdict
-    lost_s = min(progress.unsafe_s, progress.seconds.get("step", 0.0))
-    moved = {
-        "step": progress.seconds.get("step", 0.0) - lost_s,
+    step_s = progress.seconds.get("step", 0.0)
+    lost_s = min(progress.unsafe_s, step_s)
+    seconds = {
+        **progress.seconds,
+        "step": step_s - lost_s,
         "lost_work": progress.seconds.get("lost_work", 0.0) + lost_s,
     }
     return AttemptRecord(
@@ -469,7 +511,7 @@ def close_unfinished(progress: AttemptProgress, verdict: Verdict) -> AttemptReco
         rank=final_verdict.rank,
         first_committed=progress.first_committed,
         last_committed=progress.last_committed,
-        seconds={cause: round(spent, 3) for cause, spent in {**progress.seconds, **moved}.items()},
+        seconds={cause: round(spent_s, 3) for cause, spent_s in seconds.items()},
         verdict=final_verdict,
         started=progress.started,
         ended=progress.at,
@@ -478,7 +520,7 @@ def close_unfinished(progress: AttemptProgress, verdict: Verdict) -> AttemptReco
 
 
 def settle_records(folder: RunFolder, uid: str) -> list[AttemptRecord]:
-    """Return all attempts of run `uid`, oldest first, after closing an unfinished one as lost."""
+    """Close an unfinished attempt of run `uid` as lost, and return all attempts, oldest first."""
     records = folder.read_records(uid)
     unfinished = find_unfinished_attempt(folder, uid, records)
     if unfinished is None:
