@@ -1,8 +1,8 @@
-"""The public API: the names of `__all__`, documented in docs/api.md. Everything below is private.
+"""The public API of jaxlaunch, documented in docs/api.md. All submodules are private.
 
-The agent copies this file into images without our package, with the others of
-launcher/agent/host/folders.py: standard library only, Python >= 3.10. The module of a name is
-imported when the name is first used, so that `import jaxlaunch` costs nothing.
+The module of a name is imported when the name is first used, so `import jaxlaunch` is fast. For
+`jaxlaunch.report`, the agent copies this file into images without jaxlaunch, with the other files
+that launcher/agent/host/folders.py lists: it needs only the standard library and Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ __all__ = [
     "write_records",
 ]
 
-# Homes of the names that the type checker sees imported above. A test compares the two.
-_HOMES = {
+# The module and the attribute of each name that is imported on first use. A test compares them with
+# the imports for the type checker above.
+_LAZY_IMPORTS = {
     "Batch": "jaxlaunch.trainer.task:Batch",
     "Classify": "jaxlaunch.trainer.tasks.classify:Classify",
     "Haiku": "jaxlaunch.trainer.models.custom:Haiku",
@@ -89,15 +90,19 @@ _HOMES = {
 
 
 @contextlib.contextmanager
-def _name_missing_extra(name: str) -> Iterator[None]:
-    """Name the extra in the error if an import fails because a package is missing."""
+def _explain_missing_package(name: str) -> Iterator[None]:
+    """Add the command that installs the extra to the error of an import that lacks a package.
+
+    Args:
+        name: The name of the API that needs the import.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         try:
             from jaxlaunch.installation import install_hint
         except ImportError:
-            # Of jaxlaunch, the agent copies only what `report` needs into an image.
+            # The agent has copied only the files that `report` needs into this image.
             hint = "install jaxlaunch in this image with the extra train"
         else:
             hint = install_hint("train")
@@ -105,14 +110,14 @@ def _name_missing_extra(name: str) -> Iterator[None]:
         raise ModuleNotFoundError(message, name=error.name) from None
 
 
-# A type checker would take every name for one of ours.
+# Type checkers must not see this function, because they would then accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in _LAZY_IMPORTS:
             raise AttributeError(f"module 'jaxlaunch' has no attribute {name!r}")
-        module, _, attribute = _HOMES[name].partition(":")
-        with _name_missing_extra(name):
+        module, _, attribute = _LAZY_IMPORTS[name].partition(":")
+        with _explain_missing_package(name):
             value = getattr(importlib.import_module(module), attribute)
         globals()[name] = value
         return value
@@ -173,14 +178,14 @@ def load(
     print(digits.evaluate()["accuracy"])
     ```
     """
-    with _name_missing_extra("load"):
+    with _explain_missing_package("load"):
         from jaxlaunch.launcher.local import trainer_process
     folder, folder_step = trainer_process.find_weights(run)
     step = folder_step if step is None else step
-    with _name_missing_extra("load"):
+    with _explain_missing_package("load"):
         from jaxlaunch.trainer.evaluation import task_model
         from jaxlaunch.trainer.generate import text_model
-    # Without a job, the files next to the weights tell a classifier from a language model.
+    # Without a job, a description of inputs next to the weights shows that they are a classifier's.
     has_job = trainer_process.has_job(run)
     inputs = None if has_job else task_model.read_described_inputs(folder)
     if inputs is None and not trainer_process.generates_no_text(run):
@@ -219,9 +224,9 @@ def run(
     sharding: Mapping[str, Sequence[str | None]] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> State:
-    """Call your step `steps` times on the whole mesh, with all that a training needs.
+    """Call a step function `steps` times on the whole mesh, with everything that a training needs.
 
-    That is: checkpoints, exact resume, a clean stop on SIGTERM, metrics, job results and profiles.
+    It adds checkpoints, exact resume, a clean stop on SIGTERM, metrics, job results and profiles.
     Use it in a program that `command:` starts, or without a job on the devices of this machine:
     [your own loop](your-loop.md).
 
@@ -233,7 +238,7 @@ def run(
       finite.
     - `state`: a function without arguments that makes the first state, called under `jax.jit`; or
       the state itself. It may be any pytree of arrays, including random keys and `flax.nnx`
-      modules. Whatever a step needs but the state does not contain is lost when a run resumes.
+      modules. Anything else that a step needs is lost when a run resumes.
     - `data`: a function of the step's number, starting with `data(0)`, that returns the global
       batch, a pytree of arrays `[B, …]`; or a dataset with `__len__` and `__getitem__`, whose items
       are batches or, if `batch` is given, examples.
@@ -287,7 +292,7 @@ def run(
     assert state["w"].shape == (8,)
     ```
     """
-    with _name_missing_extra("run"):
+    with _explain_missing_package("run"):
         from jaxlaunch.trainer.loop import run as loop
     final_state: State = loop.run(
         step,

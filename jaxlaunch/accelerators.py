@@ -1,8 +1,9 @@
-"""Facts about accelerators that need no cluster: one row each, in ACCELERATORS.
+"""The accelerators that a job can request, with the facts about each that need no cluster.
 
-The keys of job.yaml, the chart's values, docs/platforms.md, the memory plan and the trainer's MFU
-are made from these rows. Node labels are in launcher/platforms. Machine types, prices and quotas
-are not here. The launcher and the trainer both read this file, so it imports neither.
+ACCELERATORS has one row for each value of `accelerator.type` in job.yaml. The chart's schema,
+docs/platforms.md, the memory plan and the trainer's MFU are derived from the same rows. Node labels
+are in launcher/platforms; machine types, prices and quotas are not part of jaxlaunch. The launcher
+and the trainer both import this module, so it imports neither.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 Platform = Literal["cpu", "cuda", "rocm", "tpu", "plugin"]
 
-FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-SMALL_CUBES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
-# A larger 3D slice consists of whole 4x4x4 cubes.
+TOPOLOGIES_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+# 3D topologies of less than a cube. A larger 3D slice consists of whole cubes.
+SMALL_TOPOLOGIES_3D = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
+# A cube has 4x4x4 chips.
 CHIPS_PER_CUBE = 64
+# Chips of a usual TPU VM.
 CHIPS_PER_VM = 4
 
-# Platforms whose devices are connected by a fast network.
 GPU_PLATFORMS = ("cuda", "rocm")
 
 
@@ -103,15 +105,15 @@ _NVIDIA_SOURCES, _TPU_SOURCES = (
     (NVIDIA_DRIVER, CUDA_GUIDE, DATA_SHEETS),
     (GKE_TPUS, XPK, TPU_PAGES, XLA_MEMORY, SCALING_BOOK, DERIVED_CLOCK),
 )
-# The oldest compute capability in NAMES.
+# The oldest compute capability in GPU_NAMES.
 _TURING = 7.5
 
-# The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12
-# and cuda13; and the oldest compute capability that this version compiles for (COMPATIBILITY,
-# GUIDE).
+# By major version of CUDA, and so for the extras cuda12 and cuda13: the oldest NVIDIA driver that
+# runs its programs (CUDA_COMPATIBILITY), and the oldest compute capability that it compiles for
+# (CUDA_GUIDE).
 OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
 OLDEST_CAPABILITY: Mapping[int, float] = {12: 5.0, 13: 7.5}
-# The NCCL version of both extras, which JAX loads by its path.
+# The version of NCCL that both extras install and JAX loads.
 PINNED_NCCL = "2.32.3"
 
 
@@ -119,12 +121,12 @@ PINNED_NCCL = "2.32.3"
 class MachineSpeed:
     """Speeds other than FLOP/s: bytes per second of one JAX device in one direction."""
 
-    # Hz of the cycles that the compiler estimates, or None if it estimates none.
+    # Clock of the cycles in the compiler's estimates, or None if it estimates no cycles.
     clock_hz: float | None
     hbm_bytes_per_s: float
-    # All links of a device: both directions of each axis of a torus, or NVLink.
+    # Over all links of a device: both neighbours on each axis of the torus, or NVLink.
     links_bytes_per_s: float
-    # A ring along one axis of the torus in both directions, or NVLink.
+    # Of a ring along one axis of the torus in both directions, or over NVLink.
     ring_bytes_per_s: float
     # Between slices, or between hosts.
     network_bytes_per_s: float
@@ -132,14 +134,14 @@ class MachineSpeed:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceModel:
-    """One of the device models that an accelerator's name covers."""
+    """One of the device models that an accelerator type includes."""
 
     # The `device_kind` of JAX.
     name: str
-    # Memory of one JAX device, as much as a program may use.
+    # Memory of one JAX device that a program may use.
     memory_gib: float
-    # Dense bf16 FLOP/s of one JAX device. A name that no row has (a MIG slice, a new chip) has no
-    # peak, rather than a wrong one, and so has a GPU that does not compute in bf16.
+    # Dense bf16 FLOP/s of one JAX device. None for a GPU that does not compute in bf16. A device
+    # without a row, such as a MIG slice or a new chip, has no peak either, rather than a wrong one.
     peak_flops: float | None = None
 
 
@@ -148,49 +150,49 @@ class Accelerator:
     """One kind of device, as `accelerator.type` names it."""
 
     platform: Platform
-    # The default: a whole machine.
+    # Default of `accelerator.per_host`: the devices of a whole machine.
     per_host: int
-    # Empty for cpu, whose memory is its host's, and for gpu, amdgpu and plugin, which are whatever
-    # the node has.
+    # Empty for cpu, which uses the memory of its host, and for gpu, amdgpu and plugin, whose model
+    # depends on the node.
     models: tuple[DeviceModel, ...] = ()
-    devices_per_chip: int = 1  # JAX devices
+    # JAX devices per chip.
+    devices_per_chip: int = 1
     # Dimensions of a TPU topology.
     dimensions: int = 0
     # Cubes in the largest 3D slice.
     max_cubes: int = 0
     # Topologies that also exist as one machine.
     whole_host_topologies: tuple[str, ...] = ()
-    # NUMA nodes of a whole host, if its chips are divided among them.
+    # NUMA nodes among which the chips of a whole host are divided.
     numa_nodes: int = 1
-    # The compute capability of an NVIDIA GPU.
+    # Compute capability of an NVIDIA GPU.
     capability: str | None = None
-    # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no
-    # fast network or the same. An AMD GPU has one id on the machine, and another in a virtual
-    # machine.
+    # The hosts of a gang may be nodes of different kinds, because these have equal memory and the
+    # same fast network or none. An AMD GPU has another id in a virtual machine than on a machine.
     may_mix_kinds: bool = False
     machine: MachineSpeed | None = None
-    # Whether NVLink connects its GPUs across the hosts of a rack.
-    joins_hosts: bool = False
-    # Whether its hosts have Arm processors, which need images of their own.
+    # NVLink connects the GPUs of all hosts of a rack.
+    has_multi_node_nvlink: bool = False
+    # The hosts have Arm processors, which need images of their own.
     is_arm: bool = False
     sources: tuple[Source, ...] = ()
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
         """Memory sizes that one JAX device may have, the smallest first."""
-        return tuple(sorted({make.memory_gib for make in self.models}))
+        return tuple(sorted({model.memory_gib for model in self.models}))
 
     @property
     def peak_flops(self) -> float | None:
         """Dense bf16 FLOP/s of one JAX device of the fastest model, or None if none is known."""
-        peaks = [make.peak_flops for make in self.models if make.peak_flops is not None]
+        peaks = [model.peak_flops for model in self.models if model.peak_flops is not None]
         return max(peaks, default=None)
 
     def listed_topologies(self) -> tuple[str, ...]:
-        """Return the topologies that a message may offer."""
+        """Return the topologies that an error message lists, which are not all of them."""
         if self.dimensions == 2:
-            return FLAT_TOPOLOGIES
-        small = SMALL_CUBES if self.devices_per_chip == 2 else SMALL_CUBES[1:]
+            return TOPOLOGIES_2D
+        small = SMALL_TOPOLOGIES_3D if self.devices_per_chip == 2 else SMALL_TOPOLOGIES_3D[1:]
         return (*small, "4x4x4", "4x4x8")
 
     def accepts_topology(self, topology: str) -> bool:
@@ -207,8 +209,8 @@ class Accelerator:
         return has_whole_cubes and math.prod(sides) <= self.max_cubes * CHIPS_PER_CUBE
 
 
-# GPUs whose rows were compared with their sources.
-_VERIFIED_GPUS = (
+# GPUs whose rows were compared with NVIDIA's own sources.
+_VERIFIED_GPUS = {
     "NVIDIA L4",
     "NVIDIA A100-SXM4-40GB",
     "NVIDIA H100 PCIe",
@@ -216,14 +218,14 @@ _VERIFIED_GPUS = (
     "NVIDIA B200",
     "NVIDIA B300 SXM6 AC",
     "NVIDIA GB200",
-)
-# GPUs of which only the memory was compared.
+}
+# GPUs whose memory was compared with MODAL_MEMORY.
 _MEASURED_GPUS = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
 _RTX_PRO_GPUS = {
     f"NVIDIA RTX PRO 6000 Blackwell {edition} Edition"
     for edition in ("Server", "Workstation", "Max-Q Workstation")
 }
-# GPUs that were compared with a copy of their data sheet.
+# GPUs whose peak was compared with a copy of their data sheet.
 _COPIED_SHEET_GPUS = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
 
 
@@ -233,30 +235,38 @@ def _nvidia_gpu(
     per_host: int = 1,
     may_mix_kinds: bool = False,
     is_arm: bool = False,
-    joins_hosts: bool = False,
+    has_multi_node_nvlink: bool = False,
     machine: MachineSpeed | None = None,
 ) -> Accelerator:
-    names = {make.name for make in models}
-    memory = MODAL_MEMORY if names <= _MEASURED_GPUS else UNCONFIRMED_MEMORY
-    peak = DATA_SHEET_COPIES if names <= _COPIED_SHEET_GPUS else UNCONFIRMED_PEAK
-    if names <= _RTX_PRO_GPUS:
-        peak = RTX_PRO
-    has_peak = any(make.peak_flops is not None for make in models)
-    sources = (*[GPU_NAMES] * (float(capability) >= _TURING), memory, *[peak] * has_peak)
     return Accelerator(
         "cuda",
         per_host,
         models,
         capability=capability,
         may_mix_kinds=may_mix_kinds,
-        joins_hosts=joins_hosts,
+        has_multi_node_nvlink=has_multi_node_nvlink,
         is_arm=is_arm,
         machine=machine,
-        sources=(
-            *(_NVIDIA_SOURCES if names & set(_VERIFIED_GPUS) else sources),
-            *[NVIDIA_LINKS] * (machine is not None),
-        ),
+        sources=_nvidia_sources(capability, models, has_links=machine is not None),
     )
+
+
+def _nvidia_sources(
+    capability: str, models: Sequence[DeviceModel], *, has_links: bool
+) -> tuple[Source, ...]:
+    names = {model.name for model in models}
+    links = [NVIDIA_LINKS] if has_links else []
+    if names & _VERIFIED_GPUS:
+        return (*_NVIDIA_SOURCES, *links)
+    sources = [GPU_NAMES] if float(capability) >= _TURING else []
+    sources.append(MODAL_MEMORY if names <= _MEASURED_GPUS else UNCONFIRMED_MEMORY)
+    if any(model.peak_flops is not None for model in models):
+        if names <= _RTX_PRO_GPUS:
+            sources.append(RTX_PRO)
+        else:
+            is_copied = names <= _COPIED_SHEET_GPUS
+            sources.append(DATA_SHEET_COPIES if is_copied else UNCONFIRMED_PEAK)
+    return (*sources, *links)
 
 
 _BLACKWELL = MachineSpeed(None, 8.0e12, 9e11, 9e11, 5e10)
@@ -264,7 +274,7 @@ _TPU7X = Accelerator(
     "tpu",
     CHIPS_PER_VM,
     (DeviceModel("TPU7x", 94.74, 2307e12 / 2),),
-    # JAX sees chiplets.
+    # JAX has a device for each of the two chiplets.
     devices_per_chip=2,
     dimensions=3,
     max_cubes=144,
@@ -274,13 +284,13 @@ _TPU7X = Accelerator(
 )
 
 ACCELERATORS: Mapping[str, Accelerator] = {
-    # Here `per_host` counts virtual devices.
+    # `per_host` is a number of virtual devices.
     "cpu": Accelerator("cpu", 1),
     # Any NVIDIA GPU.
     "gpu": Accelerator("cuda", 1),
     # Any AMD GPU.
     "amdgpu": Accelerator("rocm", 1),
-    # A device of any other vendor, which a plugin of JAX in the image drives.
+    # A device of any other vendor. The image must have a JAX plugin for it.
     "plugin": Accelerator("plugin", 1),
     "t4": _nvidia_gpu("7.5", DeviceModel("Tesla T4", 15.0), may_mix_kinds=True),
     "v100": _nvidia_gpu(
@@ -350,7 +360,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         DeviceModel("NVIDIA GB200", 184.0, 2500e12),
         per_host=4,
         is_arm=True,
-        joins_hosts=True,
+        has_multi_node_nvlink=True,
         machine=_BLACKWELL,
     ),
     "gb300": _nvidia_gpu(
@@ -358,7 +368,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         DeviceModel("NVIDIA GB300", 277.0, 2500e12),
         per_host=4,
         is_arm=True,
-        joins_hosts=True,
+        has_multi_node_nvlink=True,
     ),
     "mi300x": Accelerator(
         "rocm",
@@ -380,8 +390,8 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     "mi355x": Accelerator(
         "rocm", 8, (DeviceModel("AMD Instinct MI355X", 288.0),), sources=(MLPERF,)
     ),
-    # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of
-    # its 32 GiB.
+    # JAX combines the two cores of a v4 or v5p chip into one device (megacore). On v4 this leaves
+    # programs less of the 32 GiB.
     "v4": Accelerator(
         "tpu",
         CHIPS_PER_VM,
@@ -419,9 +429,9 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         sources=_TPU_SOURCES,
     ),
     "7x": _TPU7X,
-    # The name in GKE's label and in JAX.
+    # The same chip under its name in GKE's label and in JAX.
     "tpu7x": _TPU7X,
-    # Not the same machines: their peak is not published, and their largest slices are small.
+    # Other machines than TPU7x: their peak is not published, and their largest slice is smaller.
     "tpu7": dataclasses.replace(
         _TPU7X, models=(DeviceModel("TPU7", 94.74),), max_cubes=4, sources=(AUTOSCALER, TPU_INFO)
     ),
@@ -429,28 +439,23 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 # Peak FLOP/s by `device_kind`.
 PEAK_FLOPS: Mapping[str, float] = {
-    make.name: make.peak_flops
+    model.name: model.peak_flops
     for accelerator in ACCELERATORS.values()
-    for make in accelerator.models
-    if make.peak_flops is not None
+    for model in accelerator.models
+    if model.peak_flops is not None
 }
 
 
-def describe_default_hosts() -> str:
-    """Describe the default of `per_host` for all but TPUs.
-
-    An example is "gb200 and gb300 4, a100 and b200 8, all others 1".
-    """
+def describe_per_host_defaults() -> str:
+    """Return the defaults of `per_host` for all but TPUs: "gb200, gb300 4, …, all others 1"."""
     names_by_count: dict[int, list[str]] = {}
     for name, accelerator in ACCELERATORS.items():
         if accelerator.platform != "tpu":
             names_by_count.setdefault(accelerator.per_host, []).append(name)
-    usual_count = max(names_by_count, key=lambda number: len(names_by_count[number]))
+    usual_count = max(names_by_count, key=lambda count: len(names_by_count[count]))
     del names_by_count[usual_count]
-    other_defaults = [
-        f"{', '.join(names)} {number}" for number, names in sorted(names_by_count.items())
-    ]
-    return ", ".join([*other_defaults, f"all others {usual_count}"])
+    defaults = [f"{', '.join(names)} {count}" for count, names in sorted(names_by_count.items())]
+    return ", ".join([*defaults, f"all others {usual_count}"])
 
 
 def parse_topology(topology: str) -> tuple[int, ...] | None:
@@ -463,7 +468,8 @@ def parse_topology(topology: str) -> tuple[int, ...] | None:
 def chips_per_host(accelerator_type: str, topology: str) -> tuple[int, ...]:
     """Return the numbers of chips that a host of this slice may have, the usual number first.
 
-    It is 4, or the whole slice if one machine can hold it.
+    A host usually has 4 chips, or all chips of a smaller slice. Some slices also exist as a single
+    larger host.
     """
     chips = math.prod(parse_topology(topology) or (1,))
     usual_chips = min(chips, CHIPS_PER_VM)

@@ -1,8 +1,8 @@
 """Atomic replacement of files, for agents, launcher and trainer.
 
-The new content is written to a draft in the same folder, synced and renamed over the file, and the
-folder is synced. A reader sees the old content or the new one, never a part of it, and a machine
-that loses its power keeps one of them.
+The new content is written to a draft in the same folder. The draft is synced and renamed to the
+name of the file, and the folder is synced. A reader sees either the old or the new content, never a
+part of it, and one of the two also survives a loss of power.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def open_draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
 
     Args:
         path: The file.
-        is_synced: Without the syncs, which take milliseconds each, a loss of power may leave the
-            file empty. Use False for files that are written very often and may be lost.
+        is_synced: Whether draft and folder are synced, which takes milliseconds each. Without it a
+            loss of power may leave the file empty: use False only for files that are written very
+            often and may be lost.
 
     Raises:
         OSError: If the draft cannot be written, synced or renamed. The file is then unchanged.
@@ -49,7 +50,7 @@ def open_draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
 
 
 def write_file(path: Path, data: bytes, *, is_synced: bool = True) -> None:
-    """Replace a file by `data`. Raises OSError, and leaves the file unchanged then."""
+    """Replace the content of a file with `data`. An OSError leaves the file unchanged."""
     with open_draft(path, is_synced=is_synced) as draft_path:
         draft_path.write_bytes(data)
 

@@ -1,7 +1,7 @@
 """The contract of launcher, agent and trainer: variables, exit codes, phases, metrics, messages.
 
-Standard library only and Python >= 3.10: the agent carries this file into images that hold nothing
-else of ours.
+The agent brings this file into images without jaxlaunch, so it needs only the standard library and
+Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -18,136 +18,174 @@ import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Environment variables: who sets them -> who reads them.
-LEADER = "JAXLAUNCH_LEADER"  # jobset, run -> agent: host:port of host 0's agent
-HOSTS = "JAXLAUNCH_HOSTS"  # jobset, run -> agent: pods per slice
-SLICES = "JAXLAUNCH_SLICES"  # jobset, run -> agent
-SLICE = "JAXLAUNCH_SLICE"  # jobset, run -> agent: this pod's slice
-INDEX = "JOB_COMPLETION_INDEX"  # Job controller, run -> agent: this pod's index in its slice
-UID = "JAXLAUNCH_UID"  # jobset, run -> agent, trainer: whose gang this is
-GENERATION = "JAXLAUNCH_GENERATION"  # jobset, run -> agent: which set of pods
-NODE = "JAXLAUNCH_NODE"  # jobset -> agent: where the pod runs, for messages
-POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: the UID of this pod
-# Jobset -> agent: the pod's address, which it listens on; unset: on every interface.
+# --- environment variables ------------------------------------------------------------------------
+
+# The JobSet or `launcher run` sets these for the agent.
+
+# host:port of host 0's agent.
+LEADER = "JAXLAUNCH_LEADER"
+# Number of hosts per slice.
+HOSTS = "JAXLAUNCH_HOSTS"
+# Number of slices.
+SLICES = "JAXLAUNCH_SLICES"
+# Number of this host's slice.
+SLICE = "JAXLAUNCH_SLICE"
+# Index of this host in its slice. In a pod, the Job controller sets it.
+INDEX = "JOB_COMPLETION_INDEX"
+# Identity of the gang, also for the trainer.
+UID = "JAXLAUNCH_UID"
+# Number of this set of pods.
+GENERATION = "JAXLAUNCH_GENERATION"
+POD_UID = "JAXLAUNCH_POD_UID"
+# The AgentJob as JSON.
+JOB = "JAXLAUNCH_JOB"
+# The run folder, also for the trainer. Unset if there is none.
+RUN_DIR = "JAXLAUNCH_RUN_DIR"
+# `notify:` as JSON, whose `url` names a variable. Unset if nobody is to be notified.
+NOTIFY = "JAXLAUNCH_NOTIFY"
+# The folder of the job's code, which is first on PYTHONPATH.
+CODE_ROOT = "JAXLAUNCH_CODE_ROOT"
+
+# The JobSet sets these for the agent.
+
+# The node of the pod, for messages.
+NODE = "JAXLAUNCH_NODE"
+# The address of the pod, on which the agent listens. Unset: it listens on every interface.
 POD_IP = "JAXLAUNCH_POD_IP"
-# Jobset -> agent: the file of the gang's secret; unset: UID alone is its key.
+# The file of the gang's secret. Unset: UID alone is its key.
 GANG_SECRET = "JAXLAUNCH_GANG_SECRET"
-# Suffix of the file next to PROGRESS that is locked by the process which joins for the rank.
+# The bucket of the run folder, of which RUN_DIR is the local copy.
+RUN_URL = "JAXLAUNCH_RUN_URL"
+# The archive of the job's code, which is unpacked before any process starts.
+CODE = "JAXLAUNCH_CODE"
+
+# `launcher run` sets these for the agent.
+
+# Unix time at which the run started. Unset: the agent's own start counts.
+STARTED = "JAXLAUNCH_STARTED"
+# Seconds for which programs wait for a stalled reader of their output. Unset: 0.
+OUTPUT_PATIENCE = "JAXLAUNCH_OUTPUT_PATIENCE"
+# The pid of the launcher. An agent whose parent has another pid stops as on SIGTERM.
+PARENT = "JAXLAUNCH_PARENT"
+
+# The JobSet or `launcher run` sets these for the trainer.
+
+# The train block as JSON.
+TRAIN_SPEC = "TRAIN_SPEC"
+# {"tracker": NAME, "name": the job's, "project", "default_project", "group", "labels", "config"} as
+# JSON. Unset if the job has no tracker.
+TRACKER = "JAXLAUNCH_TRACKER"
+# "1": the run becomes the owner of a checkpoint folder that another run owns. From `launcher run`.
+TAKE_OVER = "JAXLAUNCH_TAKE_OVER"
+
+# The agent sets these for the processes of a rank.
+
+# The descriptor of the non-blocking pipe on which a process reports its progress.
+PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"
+# The path of the same pipe, for a Python whose parent has closed the descriptor.
+PROGRESS = "JAXLAUNCH_PROGRESS"
+# The path of the Unix socket on which a process serves its metrics.
+METRICS = "JAXLAUNCH_METRICS"
+# The file that requests a profile: {"id": 1, "steps": 5}.
+PROFILE = "JAXLAUNCH_PROFILE"
+# The file to which a process writes its stacks on SIGUSR1.
+STACKS = "JAXLAUNCH_STACKS"
+# Number of this start of the processes, across generations.
+ATTEMPT = "JAXLAUNCH_ATTEMPT"
+# The newest step that earlier attempts saved, or 0. Unset if no earlier attempt has trained.
+SAVED = "JAXLAUNCH_SAVED"
+# Seconds for which an operation on storage that fails is repeated.
+STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"
+# Seconds that jax.distributed.initialize may take.
+INIT_TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"
+# host:port of JAX's coordinator. Each attempt has another port.
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+# The address on which JAX's coordinator listens, for host 0. Unset: on every interface.
+COORDINATOR_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
+NUM_PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS_ID = "JAX_PROCESS_ID"
+# The number of processes of `max` hosts, for a job with `hosts: {min, max}`.
+FULL_PROCESSES = "JAXLAUNCH_FULL_PROCESSES"
+# The GPUs of this process, if there are several processes per host.
+LOCAL_DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"
+# The number of virtual CPU devices.
+NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"
+
+# The site hook sets these for the processes that a Python process starts.
+
+# The pid of the first Python process of the rank, which may be a wrapper.
+FIRST_PYTHON = "JAXLAUNCH_FIRST_PYTHON"
+# The pid of the rank's program, once it has Role.REPORTS.
+REPORTER = "JAXLAUNCH_REPORTER"
+
+# The launcher sets this for a program of the trainer: the descriptor of the file to which the
+# program writes why it refuses to run.
+REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"
+
+# --- names of files and other constants -----------------------------------------------------------
+
+# Suffix of the file next to PROGRESS that the process which joins for the rank keeps locked.
 JOIN_LOCK = ".joined"
-# Files next to GANG_SECRET, of the gang's TLS.
+# Files of the gang's TLS, next to GANG_SECRET.
 CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 # Prefix of the name in a gang's certificate, which JAX's coordinator checks.
 PEER_URI = "jaxlaunch://job/"
-JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
-RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
-# Jobset -> agent: the bucket of the run folder; RUN_DIR is its local copy.
-RUN_URL = "JAXLAUNCH_RUN_URL"
-TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
-# Jobset, run -> agent: `notify:` as JSON; its url names a variable; unset: nobody.
-NOTIFY = "JAXLAUNCH_NOTIFY"
-# Jobset, run -> trainer: {"tracker": NAME, "name": the job's, "project", "default_project",
-# "group", "labels", "config"} as JSON; unset: none.
-TRACKER = "JAXLAUNCH_TRACKER"
-# Run -> agent: Unix time at which the run started; unset: when the agent did.
-STARTED = "JAXLAUNCH_STARTED"
-# Run -> agent: seconds for which programs wait for a stalled reader of their output; unset: 0.
-OUTPUT_PATIENCE = "JAXLAUNCH_OUTPUT_PATIENCE"
-# Run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM.
-PARENT = "JAXLAUNCH_PARENT"
-# Jobset -> agent: the archive of the job's code, unpacked before any process starts.
-CODE = "JAXLAUNCH_CODE"
-# Jobset, run -> agent: the folder of the job's code, first on PYTHONPATH.
-CODE_ROOT = "JAXLAUNCH_CODE_ROOT"
-TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
-PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
-METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
-# Agent -> child: the file that requests a profile: {"id": 1, "steps": 5}.
-PROFILE = "JAXLAUNCH_PROFILE"
-STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
-# Agent -> child: the name of that pipe, for a Python whose parent has closed the descriptor.
-PROGRESS = "JAXLAUNCH_PROGRESS"
-# Site hook -> what a Python starts: the pid of the first Python of the rank, maybe a wrapper.
-FIRST_PYTHON = "JAXLAUNCH_FIRST_PYTHON"
-# Site hook -> what the program starts: the pid of the rank's program, from Role.REPORTS on.
-REPORTER = "JAXLAUNCH_REPORTER"
-# Agent -> child: which start of the children this is, across generations.
-ATTEMPT = "JAXLAUNCH_ATTEMPT"
-# Agent -> child: the newest saved step of earlier attempts, 0 if they saved none; unset: no earlier
-# attempt has trained.
-SAVED = "JAXLAUNCH_SAVED"
-# Launcher -> program of the trainer: a file that it writes its refusal to.
-REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"
-# Agent -> child: seconds for which storage that fails is tried again.
-STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"
-INIT_TIMEOUT = (
-    "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
-)
-COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
-# Agent -> child of host 0: where JAX's coordinator listens; else everywhere.
-COORDINATOR_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
-NUM_PROCESSES = "JAX_NUM_PROCESSES"  # agent -> child
-PROCESS_ID = "JAX_PROCESS_ID"  # agent -> child
-# Agent -> child of a job with `hosts: {min, max}`: the processes of `max` hosts.
-FULL_PROCESSES = "JAXLAUNCH_FULL_PROCESSES"
-LOCAL_DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # agent -> child, several processes per GPU host
-NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
-
-ANNOTATION = "jaxlaunch.io/progress"  # agent, launcher -> launcher: how far a job is, on its JobSet
-
-# JAX's own default of 100 s would be slower than every other check.
-HEARTBEAT_TIMEOUT_S = 30
-# At its end a process waits in JAX's shutdown barrier for the others, of which one may export its
-# model for an hour. JAX's own default of 300 s would abort it. The agents notice ranks that died.
-SHUTDOWN_TIMEOUT_S = 7 * 24 * 3600
-
-# Trainer -> launcher: the last file of a saved step. Without it the step is incomplete.
+# The annotation of a JobSet with the progress of its job. Agent and launcher write it.
+ANNOTATION = "jaxlaunch.io/progress"
+# The file that the trainer writes last for a saved step. Without it the step is incomplete.
 MANIFEST = "jaxlaunch.manifest.json"
-
+# The file with an evaluation by class, in the run folder.
+CLASSIFICATION = "classification.json"
 # Programs whose exit code is that of their last command.
 SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"})
-# Trainer, launcher -> launcher: an evaluation by class, in the run folder.
-CLASSIFICATION = "classification.json"
 
-# The largest number of steps of one profile: a trace is in memory until it ends.
+# Timeout of JAX's coordination service for heartbeats. With JAX's default of 100 s it would be
+# slower than all checks of jaxlaunch.
+HEARTBEAT_TIMEOUT_S = 30
+# Timeout of JAX's shutdown barrier, in which a process that has finished waits for the others. One
+# of them may export its model for an hour, and JAX would abort it after its default of 300 s. The
+# agents notice ranks that died.
+SHUTDOWN_TIMEOUT_S = 7 * 24 * 3600
+
+# The largest number of steps of one profile, because a trace is in memory until it ends.
 PROFILE_STEPS = 100
-# Final states of a rank that is profiled. The other states are "asked" and "tracing".
+# Final states of a profiled rank. The earlier states are "asked" and "tracing".
 PROFILE_END_STATES = ("done", "failed", "gone")
 
-# Outermost axis first: mp neighbours are the closest devices.
+# Axes of the device mesh, outermost first, so that neighbours on mp are the closest devices.
 MESH_AXES = ("dp", "fsdp", "ep", "mp")
 # The axes that split a batch.
 BATCH_AXES = MESH_AXES[:3]
 
-# Phases of a child, in the order of a run. Each has a timeout, except `done`.
+# Phases of a rank's program, in the order of a run. Each has a timeout in TIMEOUTS_S.
 PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
-# Key of the timeout from the start of a program to its first step, over all phases.
+# Key of the timeout for all phases from the start of a program to its first step.
 FIRST_STEP = "first_step"
-# Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next
-# line that changes the phase or its step.
+# Default timeouts; the job's `timeouts` override them. None: no timeout. A phase ends with the next
+# message that changes the phase or its step.
 TIMEOUTS_S: Mapping[str, float | None] = {
     "rendezvous": 1800.0,
     "prepare": 86400.0,
-    # The others wait for the replacement of a lost host.
+    # The wait for the replacement of a lost host.
     "replace": 300.0,
     "init": 300.0,
     "restore": 600.0,
     "compile": 1800.0,
-    # From the start of a program to its first step. A program need not report any, and the start of
-    # the built-in trainer is bounded by its phases.
+    # A program need not report steps, and each phase of the built-in trainer has its own timeout.
     FIRST_STEP: None,
-    # Learned from the steps before.
+    # The agent learns this timeout from earlier steps.
     "step": None,
     "data": 600.0,
     "eval": 1800.0,
     "save": 1200.0,
-    # A process that has finished must also exit. It is not a key of the job.
+    # From the end of the training to the exit of the process. The job cannot change it.
     "done": 300.0,
 }
 # Causes to which the seconds of an attempt are attributed: the phases, and the time around them.
 CLOCK_CAUSES = ("rendezvous", *PHASES[:-1], "lost_work", "down")
-# Causes of the seconds of a restart, in order, from the fault until the first new step. `save`
-# belongs to a stop, and `replace` is the wait for a lost host. From `start` on the seconds are
-# those of rank 0, and a first attempt has only these.
+# Causes to which the seconds of a restart are attributed, in order from the fault to the first new
+# step. Only a stop has `save`, and `replace` is the wait for a lost host. The seconds from `start`
+# on are those of rank 0; a first attempt has only these.
 RESTART_CAUSES = (
     *("detect", "decide", "save", "end", "replace"),
     *("start", "import", "rendezvous", "prepare", "init", "restore", "data", "compile"),
@@ -156,22 +194,23 @@ RESTART_CAUSES = (
 
 
 class Role(enum.IntEnum):
-    """Role of a Python process below the agent; the process with the highest is the rank's program.
+    """Role of a Python process below the agent.
 
-    A command may start its program through other Pythons (`conda run`, a launch.py).
+    A command may start its program through other Python processes, such as `conda run`. The process
+    with the highest role is the program of the rank.
     """
 
-    # The first Python of a command.
+    # The first Python process of a command.
     STARTED = 0
     IMPORTED_JAX = 1
-    # It reports progress, or is the built-in trainer.
+    # The process reports progress, or is the built-in trainer.
     REPORTS = 2
-    # It has called jax.distributed.initialize.
+    # The process has called jax.distributed.initialize.
     JOINED = 3
 
 
 class Action(enum.Enum):
-    """The action of JobSet when the processes end with a code."""
+    """The action of JobSet's failure policy for an exit code."""
 
     COMPLETE = "Complete"
     FAIL = "FailJobSet"
@@ -180,19 +219,19 @@ class Action(enum.Enum):
 
 
 class Restart(enum.Enum):
-    """The processes or pods that restart after an attempt has ended."""
+    """The kind of restart that follows an attempt."""
 
     NEVER = "never"
-    # New pods, or new agents of a run on this machine.
+    # With new pods, or new agents in a run on this machine.
     NEW_PODS = "new_pods"
-    # First the processes in the same pods, then new pods.
+    # In the same pods at first, then with new pods.
     IN_PLACE = "in_place"
 
 
 class Limit(enum.Enum):
-    """The limit of job.yaml, `restarts.NAME`, that a restart counts toward."""
+    """The limit in job.yaml, `restarts.NAME`, that a restart counts toward."""
 
-    # In the same pods it counts toward restarts.in_place.
+    # A restart in the same pods counts toward restarts.in_place instead.
     CRASH = "crash"
     PREEMPTED = "preempted"
 
@@ -202,27 +241,27 @@ class Outcome:
     """One row of the exit-code table: how a run's processes ended and what follows from it."""
 
     code: int
-    # The label in metrics, and the `cause` of a verdict.
+    # The `cause` of a verdict, and a label of metrics.
     cause: str
     meaning: str
     restart: Restart = Restart.NEVER
-    # None: the restart is free, or nothing restarts.
+    # None if the restart is free, or if there is none.
     charged_to: Limit | None = None
-    # The `status` of a run that ended so.
+    # The `status` of a run that ended with this code.
     status: str = "failed"
-    # Somebody stopped the processes, which saved first: the same command continues the run.
+    # Somebody stopped the processes, which saved first, so the same command continues the run.
     is_stop: bool = False
-    # A person can fix it, and the trainer's message says how, so nobody needs the traceback.
+    # The user can fix the error, and the trainer's message says how, so no traceback is shown.
     is_user_fixable: bool = False
-    # Advice that replaces the general advice; {again} is the command that submits again. A code
-    # that restarts ends a job only when its restarts are used up.
+    # Advice for a job that ended with this code, which replaces the general advice. {again} is the
+    # command that submits the job again.
     next_step: str | None = None
     # A section of docs/troubleshooting.md, or None if there is nothing to fix.
     section: str | None = "exit-codes"
 
     @property
     def restarts(self) -> bool:
-        """Return whether another attempt follows, unless a limit is reached."""
+        """Return whether another attempt follows, as long as the restarts are not used up."""
         return self.restart is not Restart.NEVER
 
     @property
@@ -232,7 +271,7 @@ class Outcome:
 
     @property
     def ends_local_run(self) -> bool:
-        """Return whether a run on this machine ends, because nobody restarts what was stopped."""
+        """Return whether a run on this machine ends: it does not restart after a stop."""
         return self.is_stop or not self.restarts
 
     @property
@@ -249,14 +288,14 @@ NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
 LOST, HANG, CRASH, STORAGE, REQUEUED, REQUEUED_CHARGED, KILLED = 81, 82, 83, 84, 85, 86, 137
 # The `cause` of a verdict with PREEMPTED after Ctrl-C.
 INTERRUPTED = "interrupted"
-# Exit code of a single agent that was told to stop, while the others wait for the pod that replaces
+# Exit code of an agent that is stopped while the rest of its gang waits for the pod that replaces
 # it. It is the shell's code for SIGTERM. The Job creates that pod and does not count a failure.
 LEFT_GANG = 143
-# Codes from here on tell how a container died. No agent exits with one of them for its gang.
+# Codes from this one on show which signal ended a container. No agent ends its gang with them.
 FIRST_SIGNAL_CODE = 128
 
-# A fault: first the same pods try again, then new pods, which counts toward restarts.crash.
-_FAULT = Restart.IN_PLACE, Limit.CRASH
+# The restart after a fault: in the same pods at first, then with new pods, toward restarts.crash.
+_FAULT_RESTART = Restart.IN_PLACE, Limit.CRASH
 _TABLE = (
     Outcome(DONE, "done", "every process finished the last step", status="done", section=None),
     Outcome(
@@ -314,17 +353,25 @@ _TABLE = (
         section=None,
     ),
     Outcome(
-        LOST, "lost", "an agent or its host was lost", *_FAULT, section="rendezvous-and-lost-hosts"
+        LOST,
+        "lost",
+        "an agent or its host was lost",
+        *_FAULT_RESTART,
+        section="rendezvous-and-lost-hosts",
     ),
     Outcome(
-        HANG, "hang", "a process stopped making progress", *_FAULT, section="hangs-and-timeouts"
+        HANG,
+        "hang",
+        "a process stopped making progress",
+        *_FAULT_RESTART,
+        section="hangs-and-timeouts",
     ),
-    Outcome(CRASH, "crash", "a process crashed", *_FAULT),
+    Outcome(CRASH, "crash", "a process crashed", *_FAULT_RESTART),
     Outcome(
         STORAGE,
         "storage",
         "storage failed",
-        *_FAULT,
+        *_FAULT_RESTART,
         is_user_fixable=True,
         section="checkpoints-and-storage",
     ),
@@ -339,27 +386,27 @@ _TABLE = (
         REQUEUED_CHARGED,
         "requeued_charged",
         "the program asked to be run again, and its restarts are used up",
-        *_FAULT,
+        *_FAULT_RESTART,
     ),
     Outcome(
         KILLED,
         "killed",
         "a process was killed, by the kernel or a person",
-        *_FAULT,
+        *_FAULT_RESTART,
         section="out-of-memory",
     ),
 )
 OUTCOMES: Mapping[int, Outcome] = {row.code: row for row in _TABLE}
-# Codes with which an agent ends its gang, where lost pods are otherwise replaced one by one.
+# Codes that end a whole gang, in a job whose lost pods are otherwise replaced one by one.
 GANG_CODES = tuple(sorted(code for code in OUTCOMES if DONE < code < FIRST_SIGNAL_CODE))
 
 
 class Requeue(str, enum.Enum):
     """The restart for which a program asks with an exit code of `restarts.codes`."""
 
-    # In the same pods, as far as restarts.in_place allows any; counted like a preemption.
+    # In the same pods, unless restarts.in_place is 0. It counts like a preemption.
     FREE = "free"
-    # In the same pods, then with new ones, counted like a crash.
+    # In the same pods at first, then with new pods. It counts like a crash.
     CHARGED = "charged"
     FREE_NEW_PODS = "free-new-pods"
     CHARGED_NEW_PODS = "charged-new-pods"
@@ -375,88 +422,89 @@ class Requeue(str, enum.Enum):
         return self in (Requeue.FREE_NEW_PODS, Requeue.CHARGED_NEW_PODS)
 
 
-# The module of our exceptions, each with the `code` that it ends a run with.
+# The module of the trainer's exceptions. Each has the `code` with which it ends a run.
 ERRORS_MODULE = "jaxlaunch.trainer.errors"
 
 
 def exception_code(error: BaseException) -> int | None:
-    """Return the exit code that one of our exceptions ends a run with, or None for any other."""
-    is_ours = any(base.__module__ == ERRORS_MODULE for base in type(error).__mro__)
-    code = getattr(error, "code", None) if is_ours else None
+    """Return the exit code of an exception of the trainer, or None for any other exception."""
+    is_trainer_error = any(base.__module__ == ERRORS_MODULE for base in type(error).__mro__)
+    code = getattr(error, "code", None) if is_trainer_error else None
     return code if code in OUTCOMES else None
 
 
-def agent_exit_code(verdict_code: int, *, leaves_alone: bool) -> int:
-    """Return the exit code of an agent whose lost peers are replaced one by one.
+def agent_exit_code(verdict_code: int, *, does_gang_continue: bool) -> int:
+    """Return the exit code of an agent in a job whose lost pods are replaced one by one.
 
-    The Job has to distinguish a gang that ended from a single pod that ended.
+    The code tells the Job whether the whole gang has ended, or only this pod.
 
     Args:
-        verdict_code: The code of the gang's verdict.
-        leaves_alone: Whether the agent leaves while its gang continues.
+        verdict_code: Code of the verdict on the gang.
+        does_gang_continue: Whether the gang continues without this agent.
     """
-    if leaves_alone:
+    if does_gang_continue:
         return LEFT_GANG
     return verdict_code if verdict_code < FIRST_SIGNAL_CODE else CRASH
 
 
 def outcome_for_code(code: int) -> Outcome:
-    """Return the row of `code`. A code outside the table is treated as a kill."""
+    """Return the outcome for an exit code. A code outside the table is treated as a kill."""
     return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentJob:
-    """The part of a job that its agents read, equal on every host."""
+    """The part of a job that its agents read. It is the same on every host."""
 
     name: str
     # None for the built-in trainer.
     command: tuple[str, ...] | None = None
     processes_per_host: int = 1
-    # cpu, cuda, rocm or tpu: it decides which device variable a child gets.
+    # A value of accelerators.Platform. It decides which device variable a process gets.
     platform: str = "cpu"
     devices_per_process: int = 1
-    # Seconds by phase; TIMEOUTS_S has the others. None if it is learned (step) or unlimited.
+    # Timeouts that differ from TIMEOUTS_S, by phase.
     timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    # Generations, counted by JobSet or `run`.
+    # Restarts with new pods that count toward restarts.crash.
     crash_limit: int = 5
     in_place_limit: int = 3
-    # Whether a lost host is replaced alone, while the others wait for it.
+    # A lost host is replaced alone, while the others wait for it.
     replaces: bool = False
-    # How many hosts may hold ranks, ascending; empty for all. Hosts beyond the last are spares.
+    # Numbers of hosts that may hold ranks, ascending. Hosts beyond the largest number are spares.
+    # Empty if all hosts must hold ranks.
     sizes: tuple[int, ...] = ()
-    # Preemptions in a row without a newly committed step, or None for no limit.
+    # Preemptions in a row without a newly committed step. None for no limit.
     preempted_limit: int | None = None
-    # Exit codes by which a program asks to be run again.
+    # Exit codes with which a program asks for another run.
     requeue_codes: Mapping[int, Requeue] = dataclasses.field(default_factory=dict)
     grace_s: float = 60.0
-    # Whether each process may use JAX without having joined the others.
+    # Each process may use JAX without having joined the others.
     independent: bool = False
-    # Limit of the whole job with all of its generations, or None.
+    # For the whole job with all of its restarts. None for no limit.
     deadline_s: float | None = None
     # 0 for any free port.
     metrics_port: int = 0
     workdir: str | None = None
-    # By variable, the folder that is put before its own value.
+    # Folders that are prepended to search paths, by the variable of the path.
     search_paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # The type, as job.yaml and the cluster defaults name it.
+    # The type of the accelerator in job.yaml and the cluster defaults.
     accelerator: str = "cpu"
-    # The job's network, if it needs memory that programs pin.
+    # The network of the job, if programs pin memory for it.
     pinning: str | None = None
-    # A pod that has more on its node's disk is evicted. None for no limit.
+    # A pod that uses more of its node's disk is evicted. None for no limit.
     ephemeral_bytes: int | None = None
-    # Folders on that disk, with the bytes that each may have of its own.
+    # Folders on that disk, with the limit in bytes that each has of its own.
     scratch: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    # Bytes of each rank's output that the run folder keeps.
+    # The size to which the run folder keeps the output of each rank.
     log_bytes: int = 16 * 1024 * 1024
 
     @property
     def phase_timeouts_s(self) -> dict[str, float | None]:
-        """Return the timeout of every phase. None: no timeout, or for "step" a learned one."""
+        """Return the timeout of every phase, None for no timeout or for a learned one ("step")."""
         return {**TIMEOUTS_S, **self.timeouts_s}
 
     def to_json(self) -> str:
-        """Return the value of JAXLAUNCH_JOB. Equal jobs give equal text."""
+        """Return the value of JAXLAUNCH_JOB, which is the same text for equal jobs."""
         fields = {
             name: value
             for name, value in dataclasses.asdict(self).items()
@@ -466,7 +514,7 @@ class AgentJob:
 
 
 class Key:
-    """Keys of a line of metrics.jsonl, from the train step to the agent."""
+    """Keys of a step's metrics, which the train step creates and metrics.jsonl records."""
 
     STEP, EPOCH, STEP_S, PART_S = "step", "epoch", "step_s", "{part}_s"
     LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
@@ -475,20 +523,21 @@ class Key:
     TARGETS_PER_S = "targets_per_s"
     MFU = "mfu"
     WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
-    # Memory of the process and of its fullest device; the memory of the host and the share of its
-    # processors that is busy.
+    # Memory of the process and of its fullest device, memory of the host, and the share of the
+    # host's processors that is busy.
     PROCESS_GIB, DEVICE_GIB, DEVICE_LIMIT_GIB = "process_gib", "device_gib", "device_limit_gib"
     HOST_GIB, HOST_LIMIT_GIB, HOST_CPU = "host_gib", "host_limit_gib", "host_cpu"
-    # The step with the best evaluation so far. It is not written.
+    # The keys from here on are not written to metrics.jsonl.
+    # The step with the best evaluation so far.
     BEST_STEP = "best_step"
-    # Keys of a step that are not written. Over all ranks: the weight of the loss, its targets, and
-    # the tokens read.
+    # WEIGHT and TOKENS are sums over all ranks: the weights of the targets, and the tokens without
+    # padding.
     FINITE, SKIPPED, WEIGHT, TOKENS = "finite", "skipped", "weight", "real_tokens"
-    # The routing of tokens to experts in the sums of an evaluation. It is not written.
+    # The routing of tokens to experts, among the sums of an evaluation.
     ROUTING = "routing"
 
 
-# Parts of the loop's time.
+# Parts into which the training loop divides its time.
 LOOP_PARTS = ("data", "host", "device", "save", "eval")
 # Prefix of the metrics of the last evaluation in the newest metrics.
 EVAL_PREFIX = "eval_"
@@ -496,19 +545,18 @@ EVAL_PREFIX = "eval_"
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One metric of the product, as docs/metrics.md lists it: its names, type, unit and meaning."""
+    """A Prometheus metric, which is a row of the table in docs/metrics.md."""
 
-    # The name in Prometheus.
     name: str
-    # One of counter, gauge and histogram.
+    # "counter", "gauge" or "histogram".
     type: str
     # The unit of a sample, or "" if it has none.
     unit: str
     help: str
     labels: tuple[str, ...]
-    # Who exports it, agent or trainer: always, with NaN where the value is not known.
+    # "agent" or "trainer", which always exports the metric: as NaN while its value is unknown.
     exporter: str
-    # The key in a line of metrics.jsonl, or None if it is not written there.
+    # The key in metrics.jsonl, or None if the metric is not written there.
     key: str | None = None
 
 
@@ -525,8 +573,8 @@ _trainer_counter = functools.partial(_metric, "trainer", "counter")
 _trainer_gauge = functools.partial(_metric, "trainer", "gauge")
 _trainer_histogram = functools.partial(_metric, "trainer", "histogram")
 
-# All metrics of a scrape of an agent while the built-in trainer runs. A rank's rows come from its
-# own process.
+# All metrics that an agent serves while the built-in trainer runs. The agent gets those of the
+# trainer from the process of each rank.
 PROMETHEUS: tuple[Metric, ...] = (
     _agent_gauge(
         "jaxlaunch_build_info",
@@ -728,8 +776,7 @@ PROMETHEUS: tuple[Metric, ...] = (
     ),
 )
 
-# Names that a metric of a task cannot have: the record of a step would hold only one of the two
-# numbers.
+# Names that a metric of a task must not have, because metrics.jsonl has another number under them.
 RESERVED_METRICS = frozenset(
     {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.ROUTING}
     | {Key.PROCESS_GIB, Key.DEVICE_GIB, Key.DEVICE_LIMIT_GIB}
@@ -738,10 +785,12 @@ RESERVED_METRICS = frozenset(
     | {Key.PART_S.format(part=part) for part in LOOP_PARTS}
 )
 
+# --- messages of a rank's processes ---------------------------------------------------------------
 
-# A longer line is cut, so that a traceback cannot fill the agent's memory.
+# In bytes. A longer line is cut, so that a traceback cannot fill the agent's memory.
 MAX_LINE = 64 * 1024
-# At six bytes per character, as JSON escapes most, both fit into a line.
+# A message and a traceback of these lengths fit into a line at six bytes per character, the size of
+# most JSON escapes.
 MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000
 
 
@@ -750,39 +799,39 @@ def error_line(error: BaseException, code: int | None, custom_message: str = "")
 
     Args:
         error: The exception.
-        code: The exit code that follows, or None outside of the trainer.
-        custom_message: Replaces the text of the exception.
+        code: The exit code that follows, or None outside the trainer.
+        custom_message: A text that replaces that of the exception, unless it is empty.
     """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         message = custom_message or str(error)
     except Exception as str_error:
-        # Any error: the class is the user's, and its own report must not hide the error.
+        # The class may be the user's, so `str` may raise anything.
         message = f"<its message cannot be read: {type(str_error).__qualname__}>"
-    summary = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}
-    record = {"error": {**summary, "traceback": text[-TRACEBACK_CHARS:]}}
-    if len(json.dumps(record)) < MAX_LINE:
-        return record
+    fields = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}
+    line = {"error": {**fields, "traceback": text[-TRACEBACK_CHARS:]}}
+    if len(json.dumps(line)) < MAX_LINE:
+        return line
     # Characters such as emoji take twelve bytes in JSON.
-    return {"error": {**summary, "traceback": text[-TRACEBACK_CHARS // 4 :]}}
+    return {"error": {**fields, "traceback": text[-TRACEBACK_CHARS // 4 :]}}
 
 
-# Planner -> launcher: the prefix of a line of progress.
+# Prefix of a line with which the planner reports its progress to the launcher.
 COMPILING_PREFIX = "compiling: "
 
 
 def refusal_line(message: str, code: int) -> str:
-    """Return the line in a log for an end with `code` that a person can fix."""
+    """Return the log line for an error that the user can fix and that ends a program."""
     return f"trainer: {join_lines(message)} (exit {code})"
 
 
 def refusal_record(message: str, code: int) -> dict[str, Any]:
-    """Return the message that says why a program ends with `code`, where a person can fix that."""
+    """Return the progress message for an error that the user can fix and that ends a program."""
     return {"refusal": {"message": join_lines(message), "code": code}}
 
 
 def refuse(message: str, code: int) -> None:
-    """Report an end that a person can fix: to the launcher that started us, else on stderr."""
+    """Report an error that the user can fix to the launcher, or else on stderr."""
     fd = os.environ.get(REFUSAL_FD)
     if fd is None or not send(int(fd), refusal_record(message, code)):
         print(refusal_line(message, code), file=sys.stderr, flush=True)
@@ -801,80 +850,86 @@ def pid_namespace() -> int | None:
         return None
 
 
-# Descriptors whose last line was cut by a full pipe.
-_torn: set[int] = set()
+# Descriptors of the pipes whose last line is incomplete.
+_cut_fds: set[int] = set()
 
 
 def _is_writable(fd: int, wait_s: float = 1.0) -> bool:
-    # select() accepts no descriptor from 1,024 on.
+    # select() does not accept descriptors above 1,023.
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(1000 * wait_s))
 
 
 def send(fd: int, message: Mapping[str, Any]) -> bool:
-    """Write one line to the progress pipe. Return False if the pipe is full or gone.
+    """Write one message to the progress pipe. Return False if the pipe is full or closed.
 
-    A line up to PIPE_BUF is written completely or not at all, and never blocks. A longer one (a
-    traceback) may wait for a second. The rest of it is then dropped, and the next line begins after
-    a newline, so that the reader can parse it.
+    A line of at most PIPE_BUF bytes is written completely or not at all, and never blocks. A longer
+    one, such as a traceback, may wait for a second; what does not fit then is dropped, and the next
+    message begins with a newline, so that the reader can parse it.
 
-    A line is a JSON object with one of these keys. A `pid` says which process of the rank wrote it;
-    lines without one are the program's.
+    A message is a JSON object with one of these keys. Messages that are not from the program of the
+    rank have the `pid` of the process that wrote them.
       {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null}
-          who writes; from "site" with `role`, `pid` and `pid_namespace`
+          The first message of the site hook, with `role`, `pid` and `pid_namespace`, or of the
+          trainer.
       {"role": 3, "pid": 4711, "pid_namespace": 4026531836}
-          this process has the Role from now on
+          The process has this Role from now on.
       {"phase": "step", "step": 120}
-          what it is in; `step` counts the optimizer steps that are complete
+          The current phase. `step` is the number of complete optimizer steps.
       {"total": 600}
-          the steps of the whole run
+          The number of steps of the whole run.
       {"joining": true}
-          jax.distributed.initialize of a program waits for the other ranks; false: it has ended
+          jax.distributed.initialize of a program waits for the other ranks; false: it has ended.
       {"joined": true}
-          all ranks have connected to rank 0: its time from here on is its own
+          All ranks have connected to rank 0. From here on this rank does not wait for others.
       {"restored": 80}
-          training continues from this step, which an earlier attempt committed
+          Training continues from this step, which an earlier attempt committed.
       {"committed": 120}
-          this step is on storage, with its manifest
+          This step is on storage, with its manifest.
       {"metrics": {...}}
-          the newest metrics, by process 0; the last line before the end is final
+          The newest metrics, from process 0. The last message before the end has the final ones.
       {"stopped": {"step": 37, "saved": true, "note": "..."}}
-          how it ended on SIGTERM
+          The result of a stop by SIGTERM.
       {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}
-          the state of the profile that PROFILE requested
+          The state of the profile that PROFILE requested.
       {"note": "..."}
-          for a reader of the summary (a damaged checkpoint, a take-over)
+          A note for the summary of the run, such as on a damaged checkpoint.
       {"error": {"type", "message", "traceback", "code"}}
-          of error_line; `code` is null for an exception that is not ours. With `"fatal": true` the
-          job ends, whatever the processes do; with `"handled": true` a worker of a pool has sent
-          the exception to its parent, and continues
+          From error_line. `code` is null for an exception that is not the trainer's. With
+          `"fatal": true` the job ends, even if the processes continue. With `"handled": true` a
+          worker of a pool has sent the exception to its parent and continues.
       {"child": {"pid": 4712, "code": -9}}
-          how a child of a wrapper has ended: its exit code, or minus the signal
+          A child of a wrapper has ended with this exit code, or with minus this signal.
       {"stops": 4712}
-          a wrapper ends a process, or a process group, by a signal
+          A wrapper sends a signal that ends this process or process group.
       {"refusal": {"message", "code"}}
-          of refusal_record: the agent writes it into the rank's log
+          From refusal_record. The agent writes it to the log of the rank.
       {"atexit": true, "waits": true, "processes": 2, "code": 42}
-          the interpreter is exiting; JAX's shutdown barrier comes next; it used JAX with so many
-          processes, 0 if it used no device; `code` is that of the last sys.exit
+          The interpreter is exiting. `waits`: it enters JAX's shutdown barrier next. `processes`:
+          JAX's number of processes, or 0 if no device was used. `code`: that of the last sys.exit.
       {"waits": false}
-          the process has entered (true) or left JAX's shutdown barrier, and continues
+          The process has entered (true) or left JAX's shutdown barrier, and continues.
     """
     line = json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n"
-    whole = memoryview(b"\n" + line if fd in _torn else line)
-    data = whole
+    data = memoryview(b"\n" + line if fd in _cut_fds else line)
+    rest = data
     try:
-        while data:
-            data = data[os.write(fd, data) :]
-            if data and not _is_writable(fd):
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+            if rest and not _is_writable(fd):
                 break
     except OSError:
-        # The pipe is full or gone.
+        # The pipe is full or closed.
         pass
-    if len(data) < len(whole):
-        (_torn.add if data else _torn.discard)(fd)
-    return not data
+    if not rest:
+        _cut_fds.discard(fd)
+    elif len(rest) < len(data):
+        _cut_fds.add(fd)
+    return not rest
+
+
+# --- addresses ------------------------------------------------------------------------------------
 
 
 def loopback_host(coordinator: str) -> str | None:
@@ -883,41 +938,45 @@ def loopback_host(coordinator: str) -> str | None:
     return host if host in ("127.0.0.1", "::1", "localhost") else None
 
 
-# Variables that name a proxy, in lower or upper case, and those with exceptions from it. gRPC reads
-# only lower case: the first three in this order, and no_grpc_proxy or else no_proxy.
+# Variables that name a proxy, in lower or upper case. gRPC reads the first three in this order, but
+# only in lower case.
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+# Variables with the hosts that are reached without a proxy. gRPC reads no_grpc_proxy or else
+# no_proxy, in lower case.
 NO_GRPC_PROXY, NO_PROXY = "no_grpc_proxy", "no_proxy"
-# curl and Python take it only alone, and gRPC not at all.
+# curl and Python support this entry only if it is the only one, and gRPC does not support it.
 ALL_HOSTS = "*"
 
 
 def find_proxies(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that name a proxy."""
+    """Return the names of the variables that set a proxy."""
     names = (name for name in environ if name.lower() in PROXY_VARIABLES)
     return [name for name in names if environ[name].strip()]
 
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return the variables that except `hosts` from the proxies, or none without a proxy.
+    """Return the variables with which `hosts` are reached without a proxy, if there is a proxy.
 
-    gRPC compares the end of a name before it resolves it: a network such as 10.0.0.0/8 excepts no
-    name, so JAX would try to reach its coordinator through the proxy until its timeout.
+    gRPC compares the end of a host's name with the entries before it resolves the name. An entry
+    such as 10.0.0.0/8 therefore does not apply to names, and JAX would try to reach its coordinator
+    through the proxy until its timeout.
 
     Args:
-        environ: Variables of the process. Their exceptions are kept.
-        hosts: Names and addresses; one that begins with a dot stands for all names that end so.
+        environ: Variables of the process, whose own entries are kept.
+        hosts: Names and addresses. An entry that begins with a dot matches all names with this end.
     """
     if not find_proxies(environ):
         return {}
-    added = [host for host in hosts if host]
+    new_entries = [host for host in hosts if host]
 
-    def add_hosts(exceptions: str, *, is_grpc: bool) -> str:
-        entries = [entry.strip() for entry in exceptions.split(",") if entry.strip()]
+    def add_hosts(value: str, *, is_grpc: bool) -> str:
+        entries = [entry.strip() for entry in value.split(",") if entry.strip()]
         if ALL_HOSTS in entries and not is_grpc:
-            return exceptions
-        return ",".join(dict.fromkeys([*entries, *added]))
+            return value
+        return ",".join(dict.fromkeys([*entries, *new_entries]))
 
-    # Programs that read both prefer one of them, so what only one has holds for both.
+    # Some programs prefer the upper case and others the lower case. If only one of the two is set,
+    # its entries are copied to the other, which would otherwise hide them.
     upper = environ.get(NO_PROXY.upper()) or environ.get(NO_PROXY, "")
     lower = environ.get(NO_PROXY) or upper
     return {
@@ -932,30 +991,30 @@ def gang_hosts(environ: Mapping[str, str], domain: str = "") -> list[str]:
 
     Args:
         environ: Variables of an agent or of its processes.
-        domain: Domain in which the names of the pods are complete.
+        domain: Domain that completes the names of the pods.
     """
     coordinator, leader = (
         environ.get(name, "").rpartition(":")[0].strip("[]") for name in (COORDINATOR, LEADER)
     )
     hosts = ["localhost", "127.0.0.1", "::1", leader, coordinator, environ.get(POD_IP, "")]
-    # The headless service of a JobSet: all pods have names below it.
+    # All pods of a JobSet have names below that of its headless service.
     _, dot, service = leader.partition(".")
     if dot and not service.replace(".", "").isdecimal():
         hosts += [f".{service}", f".{service}.{domain}" if domain else ""]
-    # On TPU, JAX has the hosts from the platform.
+    # On TPU, JAX reads the hosts from variables of the platform.
     hosts += environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
     hosts.append(environ.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0])
     return [host for host in dict.fromkeys(hosts) if host]
 
 
 def host_name_fault(coordinator: str) -> str | None:
-    """Return why JAX cannot connect CPU devices of several machines, or None if it can.
+    """Return the reason why JAX cannot connect CPU devices of several machines, or None if it can.
 
-    JAX connects them, even those of one process, at the address of this host's own name. If the
-    name has no address, JAX only reports that it found no such devices. On loopback the site hook
-    makes it use the loopback address.
+    JAX connects CPU devices, even those of a single process, through the address of this host's
+    name. If the name has no address, JAX only reports that it found no such devices. If the
+    coordinator is on loopback, the site hook makes JAX use the loopback address instead.
     """
-    # Imported here, because every Python process below the agent imports this file.
+    # Imported here to save time, because every Python process below the agent imports this file.
     import socket
 
     if loopback_host(coordinator) is not None:

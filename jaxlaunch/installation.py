@@ -1,9 +1,9 @@
-"""Installation of jaxlaunch on this machine, and the command that adds an extra to it.
+"""The installation of jaxlaunch on this machine, and the command that adds an extra to it.
 
-Until jaxlaunch is on the package index (ON_INDEX), no page and no message refers to the index. A
-message names the source of this installation (PEP 610's direct_url.json). The pages install from a
-clone; after the release that uploads the package has set ON_INDEX, `make generated` writes their
-commands for the index.
+Messages name the source that jaxlaunch was installed from, which pip and uv record in
+direct_url.json (PEP 610). While ON_INDEX is False, jaxlaunch is not on the package index, so the
+pages install it from a clone. The release that uploads the package sets ON_INDEX; `make generated`
+then rewrites the commands of the pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 NAME = "jaxlaunch"
 ON_INDEX = False
-# Modules by extra. Without the extra, the first import of one of its modules fails.
+# The modules that each extra installs, by their import names.
 _MODULES_BY_EXTRA = {
     "train": (
         *("jax", "flax", "optax", "orbax", "grain", "etils", "array_record", "tensorflow_datasets"),
@@ -34,7 +34,7 @@ _MODULES_BY_EXTRA = {
 
 
 def missing_extra_message(error: BaseException) -> str | None:
-    """Return the message for an import that needs a missing extra, or None for other errors."""
+    """Return the message for an import that failed without an extra, or None for other errors."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extra = next((extra for extra, names in _MODULES_BY_EXTRA.items() if name in names), None)
     if extra is None:
@@ -43,20 +43,20 @@ def missing_extra_message(error: BaseException) -> str | None:
 
 
 def install_hint(*extras: str) -> str:
-    """Return how to add the extras to this installation: `install it with …`."""
+    """Return the advice that adds the extras to this installation: `install it with …`."""
     origin = _read_origin()
     if origin is not None and "dir_info" in origin and not _url_path(origin["url"]).is_dir():
-        # The sources of the installation are gone.
+        # The folder that jaxlaunch was installed from no longer exists, as in an image.
         return f"build this image again with the extra {' and '.join(extras)} of jaxlaunch"
     requirement = _format_requirement(origin, ",".join(extras))
-    # A folder in uv's cache belongs to uvx and exists for this call only.
+    # uvx creates its environments in a folder of uv's cache, for one call each.
     if Path(sys.prefix).parent.name.startswith("archive-v"):
         return f"start it with uvx --from {requirement} launcher"
     return f"install it with {_installer_command()} {requirement}"
 
 
 def _read_origin() -> dict[str, Any] | None:
-    """Return the PEP 610 record of an installation, or None for one from an index."""
+    """Return the PEP 610 record of this installation, or None if it is from an index."""
     try:
         text = importlib.metadata.distribution(NAME).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -89,8 +89,8 @@ def _installer_command() -> str:
         return "uv tool install"
     if (environment / "pipx_metadata.json").exists():
         return "pipx install --force"
-    # importlib.util would also ask the finder of setuptools, which removes distutils for pip and
-    # warns.
+    # importlib.util.find_spec would also call the finder of setuptools, which warns about distutils
+    # if the module is pip.
     if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {shlex.quote(sys.executable)}"
     pip_path = shutil.which("pip")

@@ -1,12 +1,12 @@
-"""Start of our own programs such that no file of the user shadows a module that they import.
+"""Run a module of jaxlaunch so that no file of the user shadows a module that it imports.
 
 `python isolated.py MODULE ARGUMENTS` runs MODULE as `python -m` does, but the working folder and
 the folders of PYTHONPATH come last on sys.path, after the standard library and all installed
-packages. The interpreter itself must not see them either, because it imports modules before any
-script runs: `make_environ` hides PYTHONPATH from it, and this script restores it.
+packages. The interpreter itself must not see these folders either, because it imports modules
+before any script runs: `make_environ` hides PYTHONPATH from it, and this script restores it.
 
-Standard library only, Python >= 3.10: the agent brings this file into images that hold nothing else
-of ours.
+The agent brings this file into images without jaxlaunch, so it needs only the standard library and
+Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import sys
 
-# The folder of this script holds other files, or those that the agent brings for programs.
+# Python has put the folder of this script on sys.path. No module may be imported from there: it
+# contains other modules of jaxlaunch, or the files that the agent brings for programs.
 if __name__ == "__main__":
     _script_folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [
@@ -23,31 +24,29 @@ if __name__ == "__main__":
         if entry and not os.path.abspath(entry).startswith(_script_folder)
     ]
 
-# This replaces typing.TYPE_CHECKING: importing typing takes longer than all of this file.
+# Used instead of typing.TYPE_CHECKING, because importing typing takes longer than the whole script.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# Set by the process that starts a program of ours, read by this script: the user's part of
-# PYTHONPATH.
+# The variable that passes the user's part of PYTHONPATH to this script.
 USER_PATH = "JAXLAUNCH_BEHIND"
 _PYTHONPATH = "PYTHONPATH"
-# The two parts of PYTHONPATH at the start of this process, with which it isolates its own programs.
-# The first part contains the agent's site hook.
+# The two parts of PYTHONPATH at the start of this process, which it passes to the modules that it
+# runs itself. The leading part contains the agent's site hook, and the other part is the user's.
 _leading_path: str | None = None
-# The user's part of PYTHONPATH.
 _user_path: str | None = None
 
 
 def build_command(
     module: str, *arguments: str, script: str = os.path.abspath(__file__)
 ) -> list[str]:
-    """Return the command that runs a module of ours; `script` is this file or a copy."""
-    # Processes that the program spawns do not import from its folder.
+    """Return the command that runs a module of jaxlaunch; `script` is this file or a copy of it."""
+    # Processes that the program spawns must not import from its folder either.
     safe_path_flags = ["-P"] if sys.version_info >= (3, 11) else []
-    # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a
-    # stack in its keys.
+    # In tracebacks the script has the same name wherever the copy is, because the keys of JAX's
+    # compilation cache may contain the file names of a stack.
     bootstrap = (
         f"__file__ = {script!r}; exec(compile(open(__file__).read(), "
         "'<jaxlaunch.isolated>', 'exec'))"
@@ -56,9 +55,9 @@ def build_command(
 
 
 def inline_arguments(module: str) -> list[str]:
-    """Return the Python arguments that run a module of ours without any module of the user.
+    """Return the Python arguments that run a module of jaxlaunch without a copy of this file.
 
-    The module is found where the image has it, also by its PYTHONPATH.
+    The folders of PYTHONPATH come last on sys.path, because an image may have jaxlaunch only there.
     """
     return [
         "-I",
@@ -75,27 +74,26 @@ def make_environ(
     """Return the variables for a command of `build_command`, with PYTHONPATH hidden from Python.
 
     Args:
-        base: The environment variables.
-        leading_path: Folders that the interpreter searches before the standard library.
-        user_path: Folders of the user, by default the PYTHONPATH in `base`.
+        base: Environment variables to start from.
+        leading_path: PYTHONPATH for the interpreter, which searches it before the standard library.
+        user_path: The user's part of PYTHONPATH, by default the PYTHONPATH in `base`.
     """
-    isolated_user_path = base.get(_PYTHONPATH, "") if user_path is None else user_path
     variables = {name: value for name, value in base.items() if name != _PYTHONPATH}
-    variables[USER_PATH] = isolated_user_path
+    variables[USER_PATH] = base.get(_PYTHONPATH, "") if user_path is None else user_path
     if leading_path:
         variables[_PYTHONPATH] = leading_path
     return variables
 
 
 def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a command of `build_command` that a program of ours starts."""
-    return (
-        make_environ(base) if _user_path is None else make_environ(base, _leading_path, _user_path)
-    )
+    """Return the variables for a command of `build_command` that this process starts."""
+    if _user_path is None:
+        return make_environ(base)
+    return make_environ(base, _leading_path, _user_path)
 
 
 def user_folders() -> list[str]:
-    """Return the folders of the user's modules: the working folder, then PYTHONPATH."""
+    """Return the folders with the user's modules: the working folder, then those of PYTHONPATH."""
     working_folder = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
     folders = [*working_folder, *_split_path(_user_path)]
     return list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
@@ -106,7 +104,7 @@ def _split_path(path: str | None) -> list[str]:
 
 
 def arrange_sys_path() -> None:
-    """Put the user's folders last on sys.path, and restore PYTHONPATH."""
+    """Restore PYTHONPATH, and append the user's folders to sys.path."""
     global _leading_path, _user_path
     _leading_path, _user_path = os.environ.get(_PYTHONPATH), os.environ.get(USER_PATH, "")
     if python_path := os.pathsep.join(filter(None, (_leading_path, _user_path))):
@@ -115,7 +113,7 @@ def arrange_sys_path() -> None:
 
 
 def run_sitecustomize() -> None:
-    """Run the sitecustomize on the user's PYTHONPATH, and print its error."""
+    """Run a sitecustomize on the user's PYTHONPATH, and print its error if it fails."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -132,7 +130,7 @@ def run_sitecustomize() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run a module, or a file of the agent's, as the program."""
+    """Run a module of jaxlaunch, or a script of the agent, as the main program."""
     import runpy
 
     arrange_sys_path()
@@ -144,7 +142,8 @@ def main(argv: list[str]) -> None:
     try:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
-        # This happens while the program imports: its own errors become exit codes.
+        # The error is from the imports of the program, because it turns its own errors into exit
+        # codes.
         from jaxlaunch import contract, installation
 
         if (message := installation.missing_extra_message(error)) is None:
@@ -154,9 +153,9 @@ def main(argv: list[str]) -> None:
 
 
 def _import_installed() -> Any:
-    """Return the installed copy of this module, so that tracebacks show its lines as ours.
+    """Import the installed copy of this module, so that tracebacks show its lines.
 
-    It is searched in the installed packages first, then on the user's PYTHONPATH.
+    It is searched for in the installed packages first, then on the user's PYTHONPATH.
     """
     try:
         from jaxlaunch import isolated

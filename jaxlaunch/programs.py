@@ -1,8 +1,8 @@
-"""The options of the trainer's programs that read a trained model, each declared once.
+"""The command-line options of the trainer's programs that read a trained model.
 
-`launcher sample`, `eval`, `predict` and `export` have them as options of their own and hand them on
-as JSON. The programs behind them, `jaxlaunch.trainer.generate`, `evaluation`, `evaluation.predict`
-and `export`, also take them as arguments, for images and scripts.
+`launcher sample`, `eval`, `predict` and `export` declare their options from these classes and pass
+the values as JSON to `jaxlaunch.trainer.generate`, `evaluation`, `evaluation.predict` and `export`.
+In images and scripts these programs can also be called directly, with the same options.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 BEST = "best"
+# The flag before options as JSON.
 JSON = "--json"
 Step = int | Literal["best"]
 
+# The key of the Option in the metadata of a field.
 _OPTION = "option"
 
 
 def parse_step(text: str) -> Step:
-    """Return the step that a command line names: a number, or "best". Raises ValueError."""
+    """Return the step that a command line names. Raises ValueError for other texts."""
     return "best" if text == BEST else int(text)
 
 
@@ -30,17 +32,19 @@ def parse_step(text: str) -> Step:
 class Option:
     """Help and limits of a field on a command line.
 
-    A field that is False by default is a flag, and one that is an empty tuple may be repeated.
+    A field whose default is False is a flag, and one whose default is an empty tuple may be
+    repeated.
     """
 
     help: str
     metavar: str | None = None
     type: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
-    least: int | None = None
-    above: int | None = None
-    most: int | None = None
-    # The option in one letter.
+    minimum: int | None = None
+    # The value must be larger than this.
+    exclusive_minimum: int | None = None
+    maximum: int | None = None
+    # A second flag with one letter, such as "-o".
     short: str | None = None
 
 
@@ -54,7 +58,7 @@ def field_option(field: dataclasses.Field[Any]) -> Option | None:
 
 
 def option_flags(name: str, option: Option) -> tuple[str, ...]:
-    """Return the flags of a field on a command line."""
+    """Return the flags of a field: those of `n` are "-n", those of `max_tokens` "--max-tokens"."""
     flag = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
     return (flag,) if option.short is None else (option.short, flag)
 
@@ -72,39 +76,39 @@ class Sample:
         False, "Chat with the model through its chat template; Ctrl-D ends the conversation."
     )
     system: str | None = _option(None, "The system message of --chat.", "TEXT")
-    n: int | None = _option(None, "Samples per prompt. [default: 1]", "N", type=int, least=1)
+    n: int | None = _option(None, "Samples per prompt. [default: 1]", "N", type=int, minimum=1)
     max_tokens: int | None = _option(
         None,
         "Largest number of tokens of a sample. [default: 128, 512 with --chat]",
         "N",
         type=int,
-        least=1,
+        minimum=1,
     )
     temperature: float | None = _option(
-        None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0
+        None, "Temperature; 0: greedy. [default: 0]", "T", type=float, minimum=0
     )
     top_p: float | None = _option(
         None,
         "Sample from the most likely tokens whose probabilities sum to P.",
         "P",
         type=float,
-        above=0,
-        most=1,
+        exclusive_minimum=0,
+        maximum=1,
     )
     top_k: int | None = _option(
-        None, "Sample only from the K most likely tokens.", "K", type=int, least=1
+        None, "Sample only from the K most likely tokens.", "K", type=int, minimum=1
     )
     min_p: float | None = _option(
         None,
         "Sample only from tokens at least P times as likely as the most likely.",
         "P",
         type=float,
-        above=0,
-        most=1,
+        exclusive_minimum=0,
+        maximum=1,
     )
-    beams: int | None = _option(None, "Beam search with K beams.", "K", type=int, least=1)
+    beams: int | None = _option(None, "Beam search with K beams.", "K", type=int, minimum=1)
     seed: int | None = _option(
-        None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1
+        None, "Random seed. [default: 0]", "N", type=int, minimum=0, maximum=2**64 - 1
     )
     step: Step | None = _option(
         None, "The step to load. [default: the newest]", "N|best", type=parse_step
@@ -117,7 +121,7 @@ class Sample:
     )
 
     def sampling_options(self) -> dict[str, Any]:
-        """Return the given fields of jaxlaunch.trainer.generate.decoding.Sampling."""
+        """Return the arguments of trainer.generate.decoding.Sampling that the user has set."""
         names = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "beams", "seed")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -146,7 +150,11 @@ class Predict:
         short="-o",
     )
     top: int = _option(
-        1, "Labels per image or row, with their probabilities. [default: 1]", "K", type=int, least=1
+        1,
+        "Labels per image or row, with their probabilities. [default: 1]",
+        "K",
+        type=int,
+        minimum=1,
     )
     skip_broken: bool = _option(
         False, "Leave out files and rows that cannot be read, and list them."
@@ -184,23 +192,23 @@ def json_arguments(options: Sample | Evaluate | Predict | Export) -> tuple[str, 
 
 
 def read_options(
-    kind: type[ProgramOptions], program: str, description: str | None
+    options_class: type[ProgramOptions], program: str, description: str | None
 ) -> ProgramOptions:
     """Read the options from the arguments of this process, which are flags or JSON."""
     argv, values = sys.argv[1:], dict[str, Any]()
     if argv[:1] == [JSON]:
         values |= json.loads(argv[1])
     else:
-        values |= vars(_build_parser(kind, program, description).parse_args(argv))
+        values |= vars(_build_parser(options_class, program, description).parse_args(argv))
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return kind(**values)
+    return options_class(**values)
 
 
 def _build_parser(
-    kind: type[ProgramOptions], program: str, description: str | None
+    options_class: type[ProgramOptions], program: str, description: str | None
 ) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
-    for field in dataclasses.fields(kind):
+    for field in dataclasses.fields(options_class):
         option, is_required = field_option(field), field.default is dataclasses.MISSING
         if option is None:
             is_repeated = field.type == "tuple[str, ...]"

@@ -1,7 +1,7 @@
 """Safe reads of files that others can replace: only regular files, and only up to a limit.
 
-A run folder is on storage that others may write. A FIFO in it would never end, nor would a link to
-/dev/zero.
+A run folder may be on storage to which other users can write. Reading a FIFO there would block, and
+reading a link to /dev/zero would never end.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_regular(path: str, flags: int, dir_fd: int | None = None) -> int:
-    """Return a descriptor of a regular file, as an opener for `open`.
+    """Open a regular file and return its descriptor; can be the `opener` of `open`.
 
-    Raises OSError for any other kind of file, without blocking. `path` may be relative to the open
-    folder `dir_fd`.
+    Args:
+        path: Path of the file. It may be relative to `dir_fd`.
+        flags: Flags of os.open.
+        dir_fd: Descriptor of an open folder.
+
+    Raises:
+        OSError: The file cannot be opened, or it is of another kind. The call never blocks.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=dir_fd)
     except OSError as error:
-        # The text of ELOOP is about too many levels of links.
+        # The usual text of ELOOP, on too many levels of links, would be misleading for O_NOFOLLOW.
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "is a link", path) from None
         raise
@@ -38,9 +43,9 @@ def open_regular(path: str, flags: int, dir_fd: int | None = None) -> int:
 
 
 def make_opener(folder: Path) -> Callable[[str, int], int]:
-    """Return an opener of paths below `folder` that follows no link.
+    """Return an opener for paths below `folder` that follows no links.
 
-    A link may lead to a file that its creator cannot read, but the user who shows the folder can.
+    Otherwise someone who can only write to the folder could show a file of another user by a link.
     """
 
     def open_beneath(path: str, flags: int) -> int:
@@ -69,7 +74,14 @@ def read_bounded(
 ) -> bytes:
     """Return the first `max_bytes` bytes of a regular file, or the last ones.
 
-    With `below`, no link in that folder is followed. Raises OSError, as `opener` does.
+    Args:
+        path: Path of the file.
+        max_bytes: The limit.
+        from_end: Whether to return the end of the file.
+        below: A folder above the file. Links in it are not followed.
+
+    Raises:
+        OSError: The file cannot be read, or it is not a regular file.
     """
     descriptor = (open_regular if below is None else make_opener(below))(
         os.fspath(path), os.O_RDONLY
@@ -78,7 +90,7 @@ def read_bounded(
         size = os.fstat(descriptor).st_size
         if from_end:
             os.lseek(descriptor, max(0, size - max_bytes), os.SEEK_SET)
-        # Python allocates what it is asked for, however small the file is.
+        # os.read allocates a buffer of the requested size, even for a small file.
         parts, remaining = list[bytes](), min(max_bytes, size)
         while remaining and (part := os.read(descriptor, remaining)):
             parts.append(part)

@@ -1,11 +1,11 @@
-"""`report`, with which a program tells its agent its progress, and shows pictures and texts.
+"""`jaxlaunch.report`, with which a program reports its progress, pictures and texts.
 
-Progress goes to the agent through a pipe, pictures and texts into the run folder (samples). Outside
-a job, and in processes that the program itself starts, a call checks its arguments and does
-nothing.
+Progress is sent to the agent through the pipe of the site hook, and pictures and texts are written
+to the run folder (jaxlaunch/samples.py). Outside a job, and in processes that the program itself
+starts, a call only checks its arguments.
 
-The agent brings this file into images that hold nothing else of ours: standard library only, Python
->= 3.10.
+The agent brings this file into images without jaxlaunch, so it needs only the standard library and
+Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 from jaxlaunch import samples
 from jaxlaunch.samples import SampleWriter
 
-# Seconds between two messages: a loop may report each of a thousand steps a second.
+# The shortest time between two messages. A loop may report a thousand steps per second.
 MIN_PERIOD_S = 0.1
-# The phases of the contract that a program may name.
+# The phases of jaxlaunch.contract that a program may report.
 PHASES = ("restore", "compile", "step", "data", "eval", "save", "done")
 
-# Modules of the site hook, which the agent makes every Python process load.
+# Modules of the site hook, which every Python process below the agent imports at its start.
 _CONTRACT, _REPORTER = "_jaxlaunch_contract", "_jaxlaunch_reporter"
 
 Message = Mapping[str, Any]
@@ -44,7 +44,7 @@ def report(
     text: str | Mapping[str, str] | None = None,
     **metrics: float | None,
 ) -> None:
-    """Tell the agent how far your program is.
+    """Report the progress of your program to the agent.
 
     Call it after every step: at most ten messages a second are sent, and always the newest. Outside
     a job it only checks its arguments.
@@ -94,7 +94,7 @@ def report(
     """
     if phase not in PHASES:
         raise ValueError(f"report(phase={phase!r}): a phase is one of {', '.join(PHASES)}")
-    reports = _process_reports()
+    queue = _open_queue()
     items = samples.check_items(image, text, is_kept=_open_writer() is not None)
     has_more = any(value is not None for value in (step, total, committed)) or bool(metrics)
     has_phase = has_more or phase != "step" or not items
@@ -108,8 +108,8 @@ def report(
     if metrics:
         numbers = {name: _check_number(name, value) for name, value in metrics.items()}
         messages["metrics"] = {"metrics": numbers, "of": step}
-    if reports is not None:
-        reports.add_messages(messages)
+    if queue is not None:
+        queue.add_messages(messages)
         if step is not None:
             set_step(step)
             if metrics and (tracker := _open_tracker()) is not None:
@@ -142,19 +142,23 @@ def _check_number(name: str, value: Any) -> float | None:
 
 # --- the reports of this process ------------------------------------------------------------------
 
-# The process id, and the reports of that process.
-_of_process: tuple[int, Reports | None] | None = None
-# The process id, and the writer of its pictures and texts.
+# Each of the next three has the id of its process, because a forked process must not use those of
+# its parent.
+
+# The queue of messages to the agent, or None if this process does not report.
+_queue: tuple[int, ReportQueue | None] | None = None
+# The writer of pictures and texts, in the program of rank 0.
 _writer: tuple[int, SampleWriter] | None = None
-# The process id, and the job's tracker, in the program of rank 0.
-_tracker: tuple[int, TrackerStart] | None = None
+# The tracker of the job, in the program of rank 0.
+_tracker: tuple[int, LazyTracker] | None = None
 _newest_step = 0
 
 
 def become_program() -> Any:
-    """Return the site hook's reporter of this process as the program of its rank, else None.
+    """Make this process the program of its rank, and return the reporter of its site hook.
 
-    The answer is None outside a job, and in processes that the program itself has started.
+    Returns:
+        The reporter, or None outside a job and in processes that the program itself has started.
     """
     contract: Any = sys.modules.get(_CONTRACT)
     reporter = getattr(sys.modules.get(_REPORTER), "reporter", None)
@@ -163,74 +167,72 @@ def become_program() -> Any:
     return reporter
 
 
-def _process_reports() -> Reports | None:
-    """Return the reports of this process, or None outside a job."""
-    global _of_process, _writer, _tracker
+def _open_queue() -> ReportQueue | None:
+    """Return the queue of this process, or None if it does not report."""
+    global _queue, _writer, _tracker
     pid = os.getpid()
-    if _of_process is not None and _of_process[0] == pid:
-        return _of_process[1]
+    if _queue is not None and _queue[0] == pid:
+        return _queue[1]
     if (reporter := become_program()) is None:
-        _of_process = pid, None
+        _queue = pid, None
         return None
     contract: Any = sys.modules[_CONTRACT]
-    reports = Reports(reporter.send)
-    is_first, folder = (
-        os.environ.get(contract.PROCESS_ID, "0") == "0",
-        os.environ.get(contract.RUN_DIR),
-    )
-    if is_first and folder:
+    queue = ReportQueue(reporter.send)
+    run_folder = os.environ.get(contract.RUN_DIR)
+    if run_folder and os.environ.get(contract.PROCESS_ID, "0") == "0":
         if contract.TRACKER in os.environ:
-            _tracker = pid, TrackerStart(folder, reporter.note)
-        folder = os.path.join(folder, samples.FOLDER)
-        _writer = pid, SampleWriter(folder, reporter.note)
+            _tracker = pid, LazyTracker(run_folder, reporter.note)
+        _writer = pid, SampleWriter(os.path.join(run_folder, samples.FOLDER), reporter.note)
     atexit.register(_leave, pid)
-    _of_process = pid, reports
-    return reports
+    _queue = pid, queue
+    return queue
 
 
 def _open_writer() -> SampleWriter | None:
-    """Return the writer of this process, or None in a forked process."""
+    """Return the writer of this process, or None if it has none."""
     return _writer[1] if _writer is not None and _writer[0] == os.getpid() else None
 
 
-def _open_tracker() -> TrackerStart | None:
-    """Return the tracker of this process, or None in a forked process."""
+def _open_tracker() -> LazyTracker | None:
+    """Return the tracker of this process, or None if it has none."""
     return _tracker[1] if _tracker is not None and _tracker[0] == os.getpid() else None
 
 
 def set_step(step: int) -> None:
-    """Set the number of complete steps, which pictures and texts without a step belong to."""
+    """Set the step of pictures and texts that are reported without one."""
     global _newest_step
     _newest_step = step
 
 
 def flush_samples() -> None:
-    """Wait a moment for pictures and texts that have not been written."""
+    """Wait briefly until all pictures and texts are written."""
     if (writer := _open_writer()) is not None:
         writer.flush()
 
 
 def _leave(pid: int) -> None:
-    """Send pending reports when their process ends: by atexit or the site hook."""
-    process, reports = _of_process or (None, None)
-    if process == pid == os.getpid() and reports is not None:
-        reports.flush()
+    """Send the pending messages of process `pid`. Called at its end by atexit and the site hook."""
+    queue_pid, queue = _queue or (None, None)
+    if queue_pid == pid == os.getpid() and queue is not None:
+        queue.flush()
         flush_samples()
 
 
 def _close_tracker(*, stops: bool) -> None:
-    """Wait until the tracker has every line, only briefly if the program `stops`: by the hook.
+    """Wait until the tracker has every line, but only briefly if the program was stopped.
 
-    The agent knows by then that the program has finished, so that no timeout applies.
+    The site hook calls this after it has told the agent that the program ends, so that no timeout
+    applies any longer.
     """
     if (tracker := _open_tracker()) is not None:
         tracker.close(stops=stops)
 
 
-class TrackerStart:
-    """The job's tracker, which follows the run folder from the first numbers on.
+class LazyTracker:
+    """The tracker of the job, which is started with the first reported metrics.
 
-    `note` gets the reason if it cannot be started, or does not have every line at the end.
+    `note` is called with the reason if the tracker cannot be started, or does not have every line
+    at the end.
     """
 
     def __init__(self, folder: str, note: Callable[[str], object]) -> None:
@@ -239,11 +241,11 @@ class TrackerStart:
         self._feed: Any = None
 
     def follow_step(self, step: int) -> None:
-        """Start the tracker, if this is the first call, and expect a row of `step`."""
+        """Start the tracker on the first call. At its end it waits for the line of `step`."""
         if not self._is_started:
             self._is_started = True
             try:
-                # An image without jaxlaunch has only this file.
+                # An image without jaxlaunch has only the files that the agent brings.
                 from jaxlaunch import tracker_feed
             except ImportError:
                 hint = "install it there, next to the package of the tracker"
@@ -268,60 +270,61 @@ class TrackerStart:
         print(text, file=sys.stderr, flush=True)
 
 
-class Reports:
-    """The newest reports by kind, sent at once, or PERIOD_S after the previous message.
+class ReportQueue:
+    """Messages to the agent, which are sent at once, or MIN_PERIOD_S after the previous ones.
 
-    `send` returns False for a message that it could not write now. Safe to call from any thread.
+    Of messages of the same kind only the newest is sent. Methods may be called from any thread.
+    `send` returns False for a message that it cannot write now.
     """
 
     def __init__(self, send: Callable[[dict[str, Any]], bool]) -> None:
         self._send = send
-        # Messages that have not been sent, by the only key of each or by "phase".
-        self._newest: dict[str, Message] = {}
+        # Messages that have not been sent, by kind.
+        self._pending: dict[str, Message] = {}
         # The newest step that was sent.
-        self._step: int | None = None
+        self._sent_step: int | None = None
         self._sent_at = -math.inf
-        self._is_timed = False
-        # A signal handler may report while this thread is inside a report.
+        self._has_timer = False
+        # Reentrant, because a signal handler may report while its thread is inside a report.
         self._lock = threading.RLock()
 
     def add_messages(self, messages: Mapping[str, Message]) -> None:
-        """Add messages by kind. Of two values of a key, the later one is sent."""
+        """Add messages by kind. They are merged with pending messages of the same kind."""
         with self._lock:
             for kind, message in messages.items():
-                self._newest[kind] = _merge_messages(self._newest.get(kind, {}), message)
+                self._pending[kind] = _merge_messages(self._pending.get(kind, {}), message)
             self._send_or_wait()
 
     def flush(self) -> None:
-        """Send the pending messages, as far as the pipe takes them."""
+        """Send the pending messages. Those that `send` cannot write now stay pending."""
         with self._lock:
             self._sent_at = time.monotonic()
-            pending, self._newest = self._newest, {}
+            pending, self._pending = self._pending, {}
             # Metrics are sent after their step.
             for kind, message in sorted(pending.items(), key=lambda item: item[0] == "metrics"):
-                self._step = message.get("step", self._step)
-                # Metrics say which step they are of where it is not the newest.
-                sent = dict(message)
-                if sent.get("of") in (None, self._step):
-                    sent.pop("of", None)
-                if not self._send(sent):
-                    self._newest[kind] = _merge_messages(message, self._newest.get(kind, {}))
+                self._sent_step = message.get("step", self._sent_step)
+                # Metrics need the key of their step only if another step was sent last.
+                fields = dict(message)
+                if fields.get("of") in (None, self._sent_step):
+                    fields.pop("of", None)
+                if not self._send(fields):
+                    self._pending[kind] = _merge_messages(message, self._pending.get(kind, {}))
 
     def _send_or_wait(self) -> None:
-        if self._is_timed:
+        if self._has_timer:
             return
         wait_s = self._sent_at + MIN_PERIOD_S - time.monotonic()
         if wait_s <= 0:
             self.flush()
-        if self._newest:
-            timer = threading.Timer(wait_s if wait_s > 0 else MIN_PERIOD_S, self._send_late)
+        if self._pending:
+            timer = threading.Timer(wait_s if wait_s > 0 else MIN_PERIOD_S, self._handle_timer)
             timer.daemon = True
             timer.start()
-            self._is_timed = True
+            self._has_timer = True
 
-    def _send_late(self) -> None:
+    def _handle_timer(self) -> None:
         with self._lock:
-            self._is_timed = False
+            self._has_timer = False
             self._send_or_wait()
 
 

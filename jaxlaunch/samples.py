@@ -1,9 +1,11 @@
-"""Pictures and texts of a run: a file for each step in the run folder.
+"""Pictures and texts that a program reports, in one file per step in the run folder.
 
-A thread writes them and no step waits for it: if storage is too slow, the oldest step that waits is
-dropped. A run that resumes writes the files of its steps again. The agent brings this file into
-images that hold nothing else of ours: standard library only, Python >= 3.10; only a program that
-reports a picture, and so has an array, needs numpy.
+A thread writes the files, so that no step waits for storage. If storage is too slow, the oldest
+steps that have not been written are dropped. A run that resumes replaces the files of the steps
+that it repeats.
+
+The agent brings this file into images without jaxlaunch, so it needs only the standard library and
+Python >= 3.10. Only pictures need numpy, which a program that has an array has imported already.
 """
 
 from __future__ import annotations
@@ -24,41 +26,51 @@ from typing import Any
 
 from jaxlaunch import atomic_file
 
-# A folder in the run folder. STEP.json in it is an object with `step`, `time` and `samples`.
+# A folder in the run folder. Each file in it, STEP.json, has the keys `step`, `time` and `samples`.
 FOLDER = "reported"
-# Pictures, and as many texts, of one report.
+# The largest number of pictures in one report, and of texts.
 MAX_ITEMS = 8
 # Longer names and texts are cut.
 MAX_NAME_CHARS, MAX_TEXT_CHARS = 100, 10_000
-# Pixels. Of a larger picture every second pixel is kept, or every third, and so on.
+# In pixels. A larger picture is reduced to every second pixel, every third, and so on.
 MAX_SIDE = 1024
-# A picture with more bytes is halved until it fits.
+# A larger picture is halved until it fits.
 MAX_PNG_BYTES = 1 << 18
-# The number of newest steps that are kept.
+# The newest steps, whose files are kept.
 MAX_STEPS = 100
-# Steps that have not been written yet.
+# The largest number of steps that wait to be written.
 MAX_WAITING = 16
-# Seconds for which a process that ends waits until everything is written.
+# A process that ends waits for at most this time until everything is written.
 EXIT_WAIT_S = 2.0
 
 _STEP_FILE = re.compile(r"([0-9]{1,15})\.json")
-# Channels -> the colour type of PNG.
+# The colour type in PNG by the number of channels.
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 _PICTURE_FORMAT = (
     "an array [H, W] or [H, W, C] with 1, 3 or 4 channels, uint8 from 0 to 255 or "
     "floats from 0 to 1"
 )
 
-# "image" or "text", its name, and a contiguous uint8 [H, W, C] or the text.
+# The kind "image" or "text", the name, and the value: a uint8 array [H, W, C] or a string.
 Item = tuple[str, str, Any]
 
 
 def check_items(image: Any, text: Any, *, is_kept: bool) -> list[Item]:
-    """Return the arguments of `report`, copied where `is_kept`. Raises TypeError, ValueError."""
+    """Check the arguments `image` and `text` of `report`, and return them as items.
+
+    Args:
+        image: A picture, or pictures by name.
+        text: A text, or texts by name.
+        is_kept: Whether the items will be written. Otherwise pictures are checked but not copied.
+
+    Raises:
+        TypeError: A name or a value has the wrong type.
+        ValueError: There are too many items, or an array has the wrong shape.
+    """
     items: list[Item] = []
-    for name, value in _name_items("image", image):
-        items.append(("image", name, _check_pixels(name, value, is_kept)))
-    for name, value in _name_items("text", text):
+    for name, value in _list_named("image", image):
+        items.append(("image", name, _convert_picture(name, value, is_kept)))
+    for name, value in _list_named("text", text):
         if not isinstance(value, str):
             call = f"report({_format_argument('text', name)})"
             raise TypeError(f"{call}: a text, not {type(value).__name__}")
@@ -66,7 +78,8 @@ def check_items(image: Any, text: Any, *, is_kept: bool) -> list[Item]:
     return items
 
 
-def _name_items(kind: str, value: Any) -> list[tuple[str, Any]]:
+def _list_named(kind: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the name and the value of each item. A value that is not a mapping has the name ""."""
     if value is None:
         return []
     if not isinstance(value, Mapping):
@@ -83,9 +96,9 @@ def _format_argument(kind: str, name: str) -> str:
     return f"{kind}={{{name!r}: …}}" if name else f"{kind}=…"
 
 
-def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
-    """Return the picture as uint8 [H, W, C], a copy if it is kept."""
-    # A program that has an array has imported numpy already.
+def _convert_picture(name: str, value: Any, is_kept: bool) -> Any:
+    """Return a copy of a picture as uint8 [H, W, C], or None if it is only to be checked."""
+    # Imported here, because an image need not have numpy.
     import numpy as np
 
     call = f"report({_format_argument('image', name)})"
@@ -95,7 +108,7 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
     try:
         pixels = np.asarray(value)
     except Exception as error:
-        # Any error: the array may be of another library.
+        # The array may be from any library, so the conversion may raise anything.
         reason = f"{type(value).__name__} cannot be read as one ({error})"
         raise TypeError(f"{call}: {_PICTURE_FORMAT}; {reason}") from None
     _check_array(call, pixels.shape, str(pixels.dtype))
@@ -106,7 +119,7 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
     if pixels.dtype != np.uint8:
         numbers = np.nan_to_num(pixels.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0)
         pixels = np.rint(np.clip(numbers, 0, 1) * 255)
-    # A copy, because the program may change its array.
+    # The copy is necessary because the program may change its array.
     return np.array(pixels, np.uint8, order="C").reshape(*pixels.shape[:2], -1)
 
 
@@ -119,7 +132,10 @@ def _check_array(call: str, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def encode_png(pixels: Any) -> bytes:
-    """Return a picture as a PNG file, halved until it has at most MAX_PNG_BYTES."""
+    """Return a picture, uint8 [H, W, C], as a PNG file of at most MAX_PNG_BYTES.
+
+    A picture that is too large is halved, by dropping every second pixel, until it fits.
+    """
     while True:
         height, width, channels = pixels.shape
         rows = b"".join(b"\0" + row.tobytes() for row in pixels)
@@ -136,21 +152,22 @@ def encode_png(pixels: Any) -> bytes:
 class SampleWriter:
     """Writes pictures and texts into `folder`, in a thread that starts with the first of them.
 
-    `note` gets the reason why one could not be written, once.
+    `note` is called with the reason for the first one that cannot be written.
     """
 
     def __init__(self, folder: str, note: Callable[[str], object]) -> None:
         self._folder, self._note = folder, note
+        # Items that wait to be written, by step.
         self._waiting: dict[int, list[Item]] = {}
         self._is_writing = self._has_failed = False
-        # A signal handler may report, too.
+        # Reentrant, because a signal handler may report, too.
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         # The step that was written last, and its items.
-        self._newest: tuple[float, list[Item]] = math.inf, []
+        self._last_written: tuple[float, list[Item]] = math.inf, []
 
     def add_items(self, step: int, items: list[Item]) -> None:
-        """Add items to a step; of two with one name the later one is kept."""
+        """Add items to a step. An item replaces an earlier one of the same kind and name."""
         with self._changed:
             self._waiting[step] = _merge_items(self._waiting.get(step, []), items)
             while len(self._waiting) > MAX_WAITING:
@@ -176,7 +193,7 @@ class SampleWriter:
             try:
                 self._write_step(step, items)
             except Exception as error:
-                # Any error: a picture that cannot be kept must not end the training.
+                # No error of a picture or of storage may end the training.
                 if not self._has_failed:
                     self._has_failed = True
                     reason = str(error.strerror if isinstance(error, OSError) else error).lower()
@@ -186,11 +203,12 @@ class SampleWriter:
                     )
 
     def _write_step(self, step: int, items: list[Item]) -> None:
-        newest, newest_items = self._newest
-        # The run has gone back to an earlier step: later steps will be reported again.
-        if step < newest:
+        last_step, last_items = self._last_written
+        if step < last_step:
+            # The run has returned to an earlier step and will report the later ones again.
             self._remove_steps(lambda written: written > step)
-        items = _merge_items(newest_items, items) if step == newest else items
+        elif step == last_step:
+            items = _merge_items(last_items, items)
         samples = []
         for kind, name, value in items:
             if kind == "image":
@@ -199,7 +217,7 @@ class SampleWriter:
         row = {"step": step, "time": time.time(), "samples": samples}
         os.makedirs(self._folder, exist_ok=True)
         atomic_file.write_file(Path(self._folder, f"{step}.json"), json.dumps(row).encode())
-        self._newest = step, items
+        self._last_written = step, items
         oldest = list_steps(self._folder)[:MAX_STEPS][-1]
         self._remove_steps(lambda written: written < oldest)
 

@@ -1,4 +1,4 @@
-"""Suggestions for misspelled words, for "Did you mean …?"."""
+"""Suggestions for misspelled and abbreviated words in error messages ("Did you mean …?")."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 
 def find_nearest(word: str, options: Iterable[str], limit: int = 1) -> list[str]:
-    """Return the options that `word` was probably meant to be, the nearest first."""
-    # Imported here, because only misspelled words need it.
+    """Return the options that `word` probably misspells, the nearest first."""
+    # Imported here to save time, because only misspelled words need it.
     import difflib
 
     options_by_lower = {option.lower(): option for option in options}
@@ -22,16 +22,17 @@ def find_nearest(word: str, options: Iterable[str], limit: int = 1) -> list[str]
 
 
 def find_completions(word: str, options: Iterable[str], limit: int = 1) -> list[str]:
-    """Return the options that `word` abbreviates: a prefix, or letters in order."""
-    prefix = word.lower()
-    completions = [
-        option for option in options if len(prefix) > 1 and option.lower().startswith(prefix)
-    ]
-    return (
-        completions or [option for option in options if _is_abbreviation(prefix, option.lower())]
-    )[:limit]
+    """Return the options that `word` abbreviates, by a prefix or else by some letters in order."""
+    word, options = word.lower(), list(options)
+    completions: list[str] = []
+    if len(word) > 1:
+        completions = [option for option in options if option.lower().startswith(word)]
+    if not completions:
+        completions = [option for option in options if _is_abbreviation(word, option.lower())]
+    return completions[:limit]
 
 
 def _is_abbreviation(word: str, option: str) -> bool:
+    # Each `in` continues after the letter that the previous one found.
     letters = iter(option)
     return len(word) > 3 and word[0] == option[:1] and all(letter in letters for letter in word)

@@ -1,8 +1,8 @@
-"""Start and end of the program that sends a run's metrics to a tracker during the training.
+"""Start and stop of the process that sends the metrics of a run to its tracker.
 
-The program, `jaxlaunch.trainer.tracking`, is a separate process that follows the journals of the
-run folder, so that no step waits for a tracker that blocks, fails or needs much memory. Rank 0
-starts it: the training loop, or a program of the user with its first report.
+The process runs `jaxlaunch.trainer.tracking`, which follows the journals in the run folder. It is
+separate so that no step waits for a tracker that blocks, fails or needs much memory. Rank 0 starts
+it: the built-in training loop, or a program of the user with its first reported metrics.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from pathlib import Path
 from jaxlaunch import contract, isolated
 from jaxlaunch.runs import layout
 
-# The trackers that are packages of their own. A class of the user is imported by the program.
+# The trackers that need a package of the same name. Others are classes of the user.
 PACKAGES = ("wandb", "mlflow", "trackio")
-# Output of the tracker's program, in the run folder.
+# The file with the output of the process, in the run folder.
 LOG_FILE = "tracker.log"
-# Exit codes of the program (EX_UNAVAILABLE, EX_TEMPFAIL): the tracker does not open, or does not
-# return.
+# Exit codes of the process: the tracker did not open in time (EX_UNAVAILABLE), or it did not take
+# the remaining lines in time (EX_TEMPFAIL).
 NOT_OPENED_CODE, LATE_CODE = 69, 75
-# Time after the training for a tracker to open. Importing it takes minutes on a busy machine.
-OPENS_S = 120.0
-# Time after the training, and after the tracker has opened, to send the remaining lines.
-ENDS_S = 30.0
-# Additional time for a tracker that is told to close before it has every line.
-CLOSES_S = 10.0
-# A stop waits only briefly, because the hosts are to be released.
+# Time after the training in which the tracker must open. Importing it may take minutes on a busy
+# machine.
+OPEN_TIMEOUT_S = 120.0
+# Time for the remaining lines, after the training has ended and the tracker has opened.
+SEND_TIMEOUT_S = 30.0
+# Additional time in which a tracker that does not have every line must close.
+CLOSE_TIMEOUT_S = 10.0
+# A stop waits only for this time, because the hosts have to be released.
 STOP_WAIT_S = 5.0
-# After this time, the end of a training prints what it waits for.
+# After a wait of this time, the training prints why it does not exit yet.
 NOTICE_AFTER_S = 3.0
 
-# Variables of a rank that the program does not inherit. A tracker that imports JAX must neither
-# take a device nor join the other processes. Without the run's uid and the file of its stacks, the
-# program is not killed with the leftovers of a killed rank, whose last lines it has to send.
+# Prefixes of the rank's variables that the process does not inherit. A tracker that imports JAX
+# must neither use a device nor join the other ranks. The agent recognizes the leftovers of a killed
+# rank by the run's uid and the file of its stacks, but must not kill this process, which sends the
+# last lines.
 _RANK_VARIABLES = (
     "JAX_COORDINATOR",
     "JAX_NUM_PROCESSES",
@@ -52,24 +54,33 @@ _RANK_VARIABLES = (
 
 
 class TrackerFeed:
-    """The running program. Raises OSError if it cannot be started.
+    """The process that sends the metrics of a run. The constructor starts it.
 
-    `is_reported` is whether the agent writes the journals, from the reports of a program.
+    Args:
+        folder: The run folder.
+        tracker_json: The value of contract.TRACKER.
+        is_reported: Whether the agent writes the journals, from the reports of a program.
+
+    Raises:
+        OSError: The process cannot be started.
     """
 
-    def __init__(self, folder: str, job: str, *, is_reported: bool) -> None:
-        self._is_reported = is_reported
-        self._folder, self._job, self._log = folder, job, os.path.join(folder, LOG_FILE)
-        with open(self._log, "wb"):
+    def __init__(self, folder: str, tracker_json: str, *, is_reported: bool) -> None:
+        self._is_reported, self._tracker_json = is_reported, tracker_json
+        self._folder, self._log_path = folder, os.path.join(folder, LOG_FILE)
+        with open(self._log_path, "wb"):
             pass
         self._is_place_announced = False
-        # The last step of a program that reports to an agent, which writes the journals.
+        # The last step that a program has reported. The agent may not have written its line yet.
         self.last_step = -1
         self.is_closed = False
         self._process = self._start_process()
 
     def announce_place(self) -> str | None:
-        """Return a line with the place of the run at its tracker, once, when it is open."""
+        """Return a line that says where the tracker shows the run, once the tracker is open.
+
+        Later calls return None.
+        """
         if self._is_place_announced:
             return None
         place = layout.read_tracker_place(Path(self._folder))
@@ -81,61 +92,68 @@ class TrackerFeed:
             "folder": self._folder,
             "is_reported": self._is_reported,
             "uid": os.environ.get(contract.UID, self._folder),
-            "opens_s": OPENS_S,
-            "ends_s": ENDS_S,
-            "closes_s": CLOSES_S,
-            **json.loads(self._job),
+            "opens_s": OPEN_TIMEOUT_S,
+            "ends_s": SEND_TIMEOUT_S,
+            "closes_s": CLOSE_TIMEOUT_S,
+            **json.loads(self._tracker_json),
         }
         inherited = isolated.inherited_environ(os.environ).items()
         environ = {key: value for key, value in inherited if not key.startswith(_RANK_VARIABLES)}
-        with open(self._log, "ab") as log:
+        with open(self._log_path, "ab") as log:
             return subprocess.Popen(
                 isolated.build_command("jaxlaunch.trainer.tracking", json.dumps(settings)),
                 env=environ | {"JAX_PLATFORMS": "cpu"},
-                # The pipe closes with this process, however it ends.
+                # The end of this process closes the pipe, even if it is killed.
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C must only reach the training.
+                # Ctrl-C must reach only the training.
                 start_new_session=True,
             )
 
     def close(self) -> str | None:
-        """Wait until the remaining lines are sent; return a sentence if that exceeds the limits.
+        """Wait until the remaining lines are sent.
 
-        If it failed or was killed during the training, it is started again, since the cause may be
-        gone.
+        A process that failed or was killed during the training is started again, since the cause
+        may have passed.
+
+        Returns:
+            None, or a sentence about lines that the tracker does not have.
         """
         if self._process.poll() is not None:
-            self._end_process(0.0)
-            # If it does not start, the end of the first process is reported.
+            self._wait_for_exit(0.0)
+            # If the new process does not start, the exit of the first one is reported.
             with contextlib.suppress(OSError):
                 self._process = self._start_process()
-        code = self._end_process(NOTICE_AFTER_S)
+        code = self._wait_for_exit(NOTICE_AFTER_S)
         if code is None:
-            limits = f"{OPENS_S:g} s to open and {ENDS_S:g} s more"
+            limits = f"{OPEN_TIMEOUT_S:g} s to open and {SEND_TIMEOUT_S:g} s more"
             print(f"the training has ended; its tracker has {limits}", flush=True)
-            most_s = OPENS_S + ENDS_S + CLOSES_S + STOP_WAIT_S
-            code = self._end_process(most_s - NOTICE_AFTER_S)
+            limit_s = OPEN_TIMEOUT_S + SEND_TIMEOUT_S + CLOSE_TIMEOUT_S + STOP_WAIT_S
+            code = self._wait_for_exit(limit_s - NOTICE_AFTER_S)
         if code is None:
-            # Such a tracker even keeps its own deadline from running.
+            # The tracker blocks the whole interpreter, with the thread that watches its time.
             self._process.kill()
             self._process.wait()
-        busy = f"was still busy {ENDS_S:g} s after the training"
-        not_opened = f"was not open {OPENS_S:g} s after the training"
+        busy = f"was still busy {SEND_TIMEOUT_S:g} s after the training"
+        not_opened = f"was not open {OPEN_TIMEOUT_S:g} s after the training"
         reasons = {None: busy, LATE_CODE: busy, NOT_OPENED_CODE: not_opened}
         return self._explain_exit(code, reasons)
 
     def close_at_stop(self) -> str | None:
-        """Do the same at a stop, but wait only briefly.
+        """Wait like `close`, but only briefly, after a stop.
 
-        After that the program sends the remaining lines on its own, if the machine keeps running.
+        The process then sends the remaining lines on its own, if the machine keeps running.
         """
-        code = self._end_process(STOP_WAIT_S)
+        code = self._wait_for_exit(STOP_WAIT_S)
         return self._explain_exit(code, {None: f"was still busy {STOP_WAIT_S:g} s after the stop"})
 
-    def _end_process(self, timeout_s: float) -> int | None:
-        """Announce the training's end; return the program's exit code, or None at the timeout."""
+    def _wait_for_exit(self, timeout_s: float) -> int | None:
+        """Tell the process that the training has ended, and return its exit code.
+
+        Returns:
+            The exit code, or None if the process still runs after `timeout_s`.
+        """
         assert self._process.stdin is not None
         self.is_closed = True
         with contextlib.suppress(OSError):
@@ -148,12 +166,12 @@ class TrackerFeed:
             return None
 
     def _explain_exit(self, code: int | None, reasons: Mapping[int | None, str]) -> str | None:
-        """Return a sentence about an exit code; None if the tracker has every point."""
+        """Return a sentence about an exit code, or None if the tracker has every line."""
         if code == 0:
             return None
         reason = reasons.get(code, f"failed (exit {code})")
         hint = "the next `launcher run` of the job hands over the rest"
-        detail = f"{self._log} has its words; the run folder has every point, and {hint}"
+        detail = f"{self._log_path} has its words; the run folder has every point, and {hint}"
         return f"the tracker {reason}: {detail}"
 
 
@@ -163,34 +181,36 @@ def has_tracker() -> bool:
 
 
 def writes_events() -> bool:
-    """Return whether the tracker writes event files, which nothing else must write then."""
+    """Return whether the tracker writes TensorBoard's event files, so that nothing else must."""
     return has_tracker() and json.loads(os.environ[contract.TRACKER])["tracker"] == "tensorboard"
 
 
-# The feed of this process: a program that calls `jaxlaunch.run` may report by itself, too.
+# The feed of this process. Both `jaxlaunch.run` and calls of `report` in the same program use it.
 _feed: TrackerFeed | None = None
 
 
 def start_feed(folder: str, *, is_reported: bool = False) -> TrackerFeed | None:
-    """Start the feed of the job's tracker, if it has one, or return the one that is running.
+    """Return the feed of the job's tracker, started if none is running, or None without a tracker.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The process cannot be started.
         ModuleNotFoundError: The package of the tracker is not installed.
     """
     global _feed
     if not has_tracker():
         return None
     if _feed is None or _feed.is_closed:
-        job = os.environ[contract.TRACKER]
-        _check_package(json.loads(job)["tracker"])
-        _feed = TrackerFeed(folder, job, is_reported=is_reported)
+        tracker_json = os.environ[contract.TRACKER]
+        _check_package(json.loads(tracker_json)["tracker"])
+        _feed = TrackerFeed(folder, tracker_json, is_reported=is_reported)
     return _feed
 
 
 def _check_package(name: str) -> None:
-    spec = importlib.util.find_spec(name) if name in PACKAGES else None
-    # W&B names its folder of runs `wandb`, which Python takes for a package without an origin.
-    if name in PACKAGES and (spec is None or spec.origin is None):
+    if name not in PACKAGES:
+        return
+    spec = importlib.util.find_spec(name)
+    # W&B writes its runs to a folder `wandb`, which Python treats as a package without an origin.
+    if spec is None or spec.origin is None:
         hint = f"install it next to jaxlaunch, such as with `pip install {name}`"
         raise ModuleNotFoundError(f"the package {name} is not installed here: {hint}", name=name)

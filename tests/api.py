@@ -155,7 +155,7 @@ def _format_annotation(annotation: Any) -> str:
 
 def _find_alias(name: str) -> tuple[str, str]:
     """Return the line that assigns a type alias, and the string below it."""
-    module, _, attribute = jaxlaunch._HOMES[name].partition(":")
+    module, _, attribute = jaxlaunch._LAZY_IMPORTS[name].partition(":")
     body = ast.parse(inspect.getsource(importlib.import_module(module))).body
     for assigned, below in zip(body, body[1:], strict=False):
         if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == attribute:

@@ -37,8 +37,10 @@ def list_type_checked_names() -> dict[str, str]:
 def test_exported_members_equal_all() -> None:
     assert jaxlaunch.__all__ == sorted(set(jaxlaunch.__all__)) == dir(jaxlaunch)
     of_its_own = {"load", "report", "run"}
-    assert set(jaxlaunch._HOMES) | of_its_own == set(jaxlaunch.__all__)
-    assert list_type_checked_names() == jaxlaunch._HOMES | {"report": "jaxlaunch.reporting:report"}
+    assert set(jaxlaunch._LAZY_IMPORTS) | of_its_own == set(jaxlaunch.__all__)
+    assert list_type_checked_names() == jaxlaunch._LAZY_IMPORTS | {
+        "report": "jaxlaunch.reporting:report"
+    }
     assert all(getattr(jaxlaunch, name) is not None for name in jaxlaunch.__all__)
     with pytest.raises(AttributeError, match="module 'jaxlaunch' has no attribute 'nothing'"):
         _ = jaxlaunch.nothing  # type: ignore[attr-defined]

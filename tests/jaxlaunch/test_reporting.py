@@ -36,8 +36,8 @@ class Pipe:
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     pipe_end = Pipe()
-    reports = reporting.Reports(pipe_end.send)
-    monkeypatch.setattr(reporting, "_process_reports", lambda: reports)
+    reports = reporting.ReportQueue(pipe_end.send)
+    monkeypatch.setattr(reporting, "_open_queue", lambda: reports)
     return pipe_end
 
 
@@ -80,7 +80,7 @@ def test_pending_reports_are_merged_without_loss(
     jaxlaunch.report(step=1)
     jaxlaunch.report(step=2, loss=0.5)
     jaxlaunch.report(phase="eval", accuracy=0.9)
-    reports = reporting._process_reports()
+    reports = reporting._open_queue()
     assert reports is not None
     reports.flush()
     assert pipe.lines[1:] == [
@@ -101,7 +101,7 @@ def test_signal_handler_may_report() -> None:
         sent.append(line)
         return True
 
-    reports = reporting.Reports(send)
+    reports = reporting.ReportQueue(send)
     reports.add_messages({"phase": {"phase": "step", "step": 1}})
     reports.flush()
     assert {"phase": "save"} in sent and {"phase": "step", "step": 1} in sent

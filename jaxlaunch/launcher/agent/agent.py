@@ -249,7 +249,9 @@ class Agent:
                 self._member.state.attempt,
             )
         if replaces:
-            return contract.agent_exit_code(self._verdict.code, leaves_alone=self._leaves_alone)
+            return contract.agent_exit_code(
+                self._verdict.code, does_gang_continue=self._leaves_alone
+            )
         return self._verdict.code
 
     def _finish(self, verdict: Verdict, leaves_alone: bool) -> None:

@@ -206,11 +206,11 @@ def _click_type(option: programs.Option) -> click.ParamType[Any] | None:
         return click.Choice(option.choices)
     if option.type is programs.parse_step:
         return _Step()
-    low = option.least if option.above is None else option.above
+    low = option.minimum if option.exclusive_minimum is None else option.exclusive_minimum
     if option.type is int:
-        return click.IntRange(low, option.most)
+        return click.IntRange(low, option.maximum)
     if option.type is float:
-        return click.FloatRange(low, option.most, min_open=option.above is not None)
+        return click.FloatRange(low, option.maximum, min_open=option.exclusive_minimum is not None)
     return None
 
 

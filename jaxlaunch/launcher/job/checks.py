@@ -252,8 +252,8 @@ def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
 @_register_check(("compute_domain",), ("accelerator",))
 def _compute_domain_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
-    if job.compute_domain and not ACCELERATORS[kind].joins_hosts:
-        types = [name for name, facts in ACCELERATORS.items() if facts.joins_hosts]
+    if job.compute_domain and not ACCELERATORS[kind].has_multi_node_nvlink:
+        types = [name for name, facts in ACCELERATORS.items() if facts.has_multi_node_nvlink]
         hint = f"leave it out: NVLink joins hosts of {join_choices(types)} alone."
         yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 

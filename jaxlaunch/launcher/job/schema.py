@@ -154,7 +154,7 @@ class Accelerator(Block):
     per_host: Few = Field(
         default_factory=_default_per_host,
         description="accelerators per host; with cpu, virtual devices; default "
-        f"{accelerators.describe_default_hosts()}, 1 with resource, TPUs by the topology",
+        f"{accelerators.describe_per_host_defaults()}, 1 with resource, TPUs by the topology",
     )
     memory: Quantity | None = Field(
         None,

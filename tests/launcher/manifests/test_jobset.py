@@ -248,7 +248,9 @@ def test_exit_codes_have_the_action_of_the_contract(code: int, hosts: int) -> No
     rule = next(
         rule for rule in job_spec(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule
     )
-    is_left_to_the_job = hosts > 1 and contract.agent_exit_code(code, leaves_alone=False) != code
+    is_left_to_the_job = (
+        hosts > 1 and contract.agent_exit_code(code, does_gang_continue=False) != code
+    )
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == pod_spec(manifest)["containers"][0]["name"]
     message = (
@@ -269,7 +271,7 @@ def test_only_failed_pods_are_charged() -> None:
     ]
     values = decided["onExitCodes"]["values"]
     assert values == [code for code in contract.OUTCOMES if 0 < code < 128]
-    assert {contract.agent_exit_code(code, leaves_alone=False) for code in range(1, 256)} & {
+    assert {contract.agent_exit_code(code, does_gang_continue=False) for code in range(1, 256)} & {
         contract.LEFT_GANG
     } == set()
     assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == (

@@ -117,11 +117,11 @@ def test_each_line_is_sent_once_across_restarts(
 def test_time_limit_starts_when_the_tracker_opens(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker_feed, "ENDS_S", 3.0)
+    monkeypatch.setattr(tracker_feed, "SEND_TIMEOUT_S", 3.0)
     assert run_feed(folder, "OpensLate", monkeypatch, 0, 4) is None
     lines = (folder / "kept").read_text().splitlines()
     assert len(lines) == 8 and lines[-1] == "closed"
-    monkeypatch.setattr(tracker_feed, "OPENS_S", 1.0)
+    monkeypatch.setattr(tracker_feed, "OPEN_TIMEOUT_S", 1.0)
     message = run_feed(folder, "NeverOpens", monkeypatch, 0, 4)
     assert message is not None
     assert "was not open 1 s after the training" in message
@@ -131,11 +131,11 @@ def test_time_limit_starts_when_the_tracker_opens(
 def test_line_is_not_sent_again_after_a_timeout(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker_feed, "ENDS_S", 1.0)
+    monkeypatch.setattr(tracker_feed, "SEND_TIMEOUT_S", 1.0)
     message = run_feed(folder, "Crawls", monkeypatch, 0, 12)
     assert message is not None and "was still busy 1 s after the training" in message
     assert (folder / "kept").read_text().splitlines()[-1] == "closed"
-    monkeypatch.setattr(tracker_feed, "ENDS_S", 60.0)
+    monkeypatch.setattr(tracker_feed, "SEND_TIMEOUT_S", 60.0)
     assert run_feed(folder, "Crawls", monkeypatch, 12, 12) is None
     sent = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
     assert sent == [f"{step} train/loss {1 / step}" for step in range(1, 13)]
@@ -147,15 +147,15 @@ def test_line_is_not_sent_again_after_a_timeout(
 def test_blocked_or_failed_tracker_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
-    monkeypatch.setattr(tracker_feed, "ENDS_S", 1.0 if name == "Blocks" else 60.0)
-    monkeypatch.setattr(tracker_feed, "CLOSES_S", 1.0)
+    monkeypatch.setattr(tracker_feed, "SEND_TIMEOUT_S", 1.0 if name == "Blocks" else 60.0)
+    monkeypatch.setattr(tracker_feed, "CLOSE_TIMEOUT_S", 1.0)
     message = run_feed(folder, name, monkeypatch, 0, 4)
     assert (
         message is not None and says in message and str(folder / tracker_feed.LOG_FILE) in message
     )
     if name == "Raises":
         assert "No space left on device" in (folder / tracker_feed.LOG_FILE).read_text()
-    monkeypatch.setattr(tracker_feed, "ENDS_S", 60.0)
+    monkeypatch.setattr(tracker_feed, "SEND_TIMEOUT_S", 60.0)
     assert run_feed(folder, "Kept", monkeypatch, 0, 4) is None  # another tracker gets all
     assert (
         len([line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line])
@@ -239,7 +239,7 @@ def test_program_whose_fork_outlives_it_has_every_line_at_its_tracker(
     settings = {"tracker": "mine:Kept", "name": "job"}
     monkeypatch.setenv(contract.TRACKER, json.dumps(settings))
     notes: list[str] = []
-    tracker = reporting.TrackerStart(str(folder), notes.append)
+    tracker = reporting.LazyTracker(str(folder), notes.append)
     tracker.follow_step(1)
     journal = Journal(str(folder / "metrics.jsonl"), 0)
     journal.write(1, {"loss": 1.0})
@@ -269,7 +269,7 @@ def test_tracker_that_is_not_installed_is_a_note(
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": "trackio", "name": "job"}))
     notes: list[str] = []
-    reporting.TrackerStart(str(folder), notes.append).follow_step(1)
+    reporting.LazyTracker(str(folder), notes.append).follow_step(1)
     message = "no tracker: the package trackio is not installed here"
     assert notes == [f"{message}: install it next to jaxlaunch, such as with `pip install trackio`"]
     assert message in capfd.readouterr().err
