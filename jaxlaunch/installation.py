@@ -89,8 +89,8 @@ def _installer_command() -> str:
         return "uv tool install"
     if (environment / "pipx_metadata.json").exists():
         return "pipx install --force"
-    # importlib.util.find_spec would also call the finder of setuptools, which warns about distutils
-    # if the module is pip.
+    # importlib.util.find_spec would also call the finder of setuptools, which on a search for pip
+    # removes distutils, and warns.
     if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {shlex.quote(sys.executable)}"
     pip_path = shutil.which("pip")

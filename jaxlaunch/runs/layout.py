@@ -40,7 +40,8 @@ LOCK = ".lock"
 # The folder with a folder for each start, which has its number as name.
 STARTS = "starts"
 LOGS = "logs"
-# The log of a rank, in the folder of a start. Older lines are in a file whose name ends with ".1".
+# The log of a rank, in the run folder or in that of a start. Older lines are in a file with ".1"
+# after this name.
 LOG = LOGS + "/rank-{rank}.log"
 # The path of a log below the run folder: the number of its start, its rank, and ".1" for older
 # lines.
