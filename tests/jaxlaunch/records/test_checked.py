@@ -50,8 +50,8 @@ def test_parsed_value_can_be_encoded(line: bytes, value: Any) -> None:
 def test_deep_nesting_is_refused_before_parsing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(codec, "_STRICT", None)
-    monkeypatch.setattr(codec, "_LENIENT", None)
+    monkeypatch.setattr(codec, "_FINITE_DECODER", None)
+    monkeypatch.setattr(codec, "_FAST_DECODER", None)
     for line in (b'{"note":' * 8000, b"[" * 60_000, b'["' + rb"\"" * 30_000 + b'",' + b"[" * 40):
         with pytest.raises(ValueError):
             parse_json(line)
