@@ -29,9 +29,10 @@ def keys_overlap(first: KeyPath, second: KeyPath) -> bool:
 
 
 class UserError(Exception):
-    """What you can fix: `message` says what is wrong, and `hint` what to do.
+    """An error that you can fix: `message` says what is wrong, and `hint` what to do.
 
-    `exit_code` is that of the command which it ends: 2, or 3 where the cluster must be fixed.
+    `exit_code` is the exit code of a command that fails with it: 2, or 3 if the cluster must be
+    fixed.
 
     **Example:**
 
@@ -75,9 +76,9 @@ class ApiError(ClusterError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint)
-        # HTTP status, such as 403, 409 or 422.
+        # The HTTP status, such as 403, 409 or 422.
         self.status = status
-        # The reason in the answer, such as AlreadyExists, Forbidden or Invalid.
+        # The reason of the status, such as AlreadyExists, Forbidden or Invalid.
         self.reason = reason
         self.details = dict(details or {})
         # The header Retry-After of the response, if it has one.

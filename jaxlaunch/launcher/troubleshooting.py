@@ -8,7 +8,7 @@ PAGE = "docs/troubleshooting.md"
 
 
 def section_command(name: str) -> str:
-    """Return the command that shows a section of the page, which every installation has."""
+    """Return the command that shows a section. Every installation includes the page."""
     return f"launcher help troubleshooting#{name}"
 
 

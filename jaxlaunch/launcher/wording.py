@@ -18,7 +18,7 @@ CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-# SGR of ECMA-48, which changes only how the following characters look.
+# SGR sequences of ECMA-48 change only how the following characters look.
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
 
 

@@ -1,1 +1,1 @@
-"""The commands, by subject."""
+"""The subcommands of `launcher`, and what they share."""

@@ -1,4 +1,4 @@
-"""`launcher data` and `prepare`: what data holds, and packing it before a run."""
+"""`launcher data` and `prepare`: show what is in data, and pack it before a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jaxlaunch.trainer.spec import Mixture, Source
 
 # The largest number of classes, or of columns, that are listed.
 MAX_ROWS = 20
-# Below this mean number of images of a class, a model that is trained from scratch learns little.
+# With fewer images of a class on average, a model that is trained from scratch learns little.
 FEW_IMAGES = 200
-# Characters of the longest bar.
+# The length of the longest bar of a histogram, in characters.
 BAR_CHARS = 30
 
 
@@ -53,8 +53,9 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
     trainer_process.require_trainer("launcher data")
     if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
         if label is not None or pictures is not None:
-            message = "--label and --pictures apply to images and tables, not to a job; "
-            raise UserError(f"{message}leave them out.")
+            raise UserError(
+                "--label and --pictures apply to images and tables, not to a job; leave them out."
+            )
         data = _inspect_data({}, _mixture_environ(Path(path)))
         output.show_result(data, form, _describe_mixture(data))
         return

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare, prepare_de
 from jaxlaunch.launcher.plan import estimate
 from jaxlaunch.launcher.wording import format_count
 
-# Checked if no job is named: it requests nothing that a cluster may lack.
+# The job that is checked if none is given. It requests nothing that a cluster may lack.
 SMALLEST_JOB = """
 name: jaxlaunch-doctor
 image: registry.example/none
@@ -111,7 +111,7 @@ def _smallest_job(settings: Mapping[str, str]) -> str:
 
 
 def _read_checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:
-    """Return the room that the job's checkpoints take on a claim."""
+    """Return the size of the job's checkpoints, if they are on a claim and it is known."""
     volume, train = estimate.checkpoint_volume(job), job.spec.train
     if not isinstance(volume, Claim) or train is None or not trainer_process.is_installed():
         return None
@@ -121,7 +121,7 @@ def _read_checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings, each check's name once."""
+    """Yield the lines of the findings. The name of a check is in its first line only."""
     previous_check = ""
     for finding in findings:
         check = finding.check if finding.check != previous_check else ""
@@ -136,7 +136,7 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def count_findings(findings: Sequence[Finding]) -> str:
-    """Return `14 ok, 1 warning, 2 failures, 3 unknown`."""
+    """Count the findings by level, as `14 ok, 1 warning, 2 failures, 3 unknown`."""
     counts = Counter(finding.level for finding in findings)
     warnings, failures = format_count(counts["warn"], "warning"), counts["fail"]
     problems = f"{warnings}, {format_count(failures, 'failure')}"

@@ -1,4 +1,4 @@
-"""Examples of the command line: below `launcher COMMAND --help`, and in docs/cli.md."""
+"""Examples of commands, for `launcher COMMAND --help` and docs/cli.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher help`: the pages of docs/ in the terminal, and their sections."""
+"""`launcher help`: show the pages of docs/, or one of their sections, in the terminal."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _read_page(path: Path, name: str, section: str) -> str:
 
 
 def docs_folder() -> Path | None:
-    """Return the folder of the pages: the clone's, else the installed one, else None."""
+    """Return the folder of the pages in the clone or the installation, or None."""
     clone_docs = Path(__file__).resolve().parents[3] / "docs"
     if (clone_docs / "index.md").is_file():
         return clone_docs
@@ -83,7 +83,7 @@ def docs_folder() -> Path | None:
 
 
 def list_pages(docs: Path) -> dict[str, Path]:
-    """Return the pages by name: `quickstart`, `runbooks/JaxlaunchHang`."""
+    """Return the pages by name, such as `quickstart` or `runbooks/JaxlaunchHang`."""
     paths = sorted(docs.rglob("*.md"))
     return {path.relative_to(docs).with_suffix("").as_posix(): path for path in paths}
 
@@ -105,7 +105,7 @@ def list_anchors(page: str) -> list[str]:
 
 
 def find_section(page: str, anchor: str) -> str | None:
-    """Return the section of a page under the heading with this anchor, or None."""
+    """Return the section of a page whose heading has an anchor, or None."""
     lines, headings = page.splitlines(), list(list_headings(page))
     for index, (start, level, heading) in enumerate(headings):
         if make_anchor(heading) == anchor:

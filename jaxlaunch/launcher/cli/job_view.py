@@ -1,4 +1,4 @@
-"""A job on a cluster, or a run on this machine, as the commands show it."""
+"""One interface for a job on a cluster and a run on this machine, for commands that show them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local import status as local_status
 from jaxlaunch.launcher.local.run_folders import Run
 
-# The table of jobs must not wait for the import of the explanations.
+# The explanations are imported late, because the table of jobs must not wait for them.
 if TYPE_CHECKING:
     from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
 
 # The largest number of rows in a table of hosts.
 MAX_HOSTS = 32
-# Timeout of the question whether a cluster has a job with the name of a run here.
+# Timeout of the check that no job on the cluster has the name of a local run.
 NAME_CHECK_TIMEOUT_S = 3.0
 
 Table = Sequence[Sequence[str]]
@@ -35,7 +35,7 @@ Table = Sequence[Sequence[str]]
 def find_view(
     name: str, namespace: str | None, context: str | None, location: str | None
 ) -> JobView:
-    """Return the run or the job that is meant. Raises as `find_local_run` and `connect` do."""
+    """Return the run or the job with a name. Raises UserError and ClusterError."""
     if (run := find_local_run(name, namespace, context, location)) is not None:
         return RunView(run)
     cluster = connect_cluster(name, context, location)
@@ -47,9 +47,10 @@ def find_view(
 def find_local_run(
     name: str, namespace: str | None, context: str | None, location: str | None
 ) -> Run | None:
-    """Return the run on this machine that is meant, or None if it is a job of a cluster.
+    """Return the run on this machine with a name, or None if the name is that of a job.
 
-    Raises UserError if there is both, and neither an option nor a path says which.
+    Raises UserError if a run and a job have the name, and neither an option nor a path says which
+    is meant.
     """
     asks_cluster = location == "cluster" or namespace is not None or context is not None
     if asks_cluster and location == "local":
@@ -89,7 +90,7 @@ def _require_no_job(name: str) -> None:
 
 
 def connect_cluster(name: str, context: str | None, location: str | None) -> Cluster:
-    """Connect to the cluster of a job. A ClusterError also says that no run has the name."""
+    """Connect to the cluster of a job. A ClusterError also says that no local run has the name."""
     try:
         return Cluster.connect(context, output.show_messages)
     except ClusterError as error:
@@ -101,10 +102,10 @@ def connect_cluster(name: str, context: str | None, location: str | None) -> Clu
 
 
 class JobView(abc.ABC):
-    """One job or run, read once. Every command that shows one works on this.
+    """One job or run, read once, for every command that shows it.
 
     Attributes:
-        unread: What could not be read, and why.
+        unread: Sentences about what could not be read.
     """
 
     unread: Sequence[str] = ()
@@ -117,25 +118,25 @@ class JobView(abc.ABC):
     @property
     @abc.abstractmethod
     def explanation(self) -> Explanation:
-        """The reason of its state, and advice."""
+        """The reason for the state, and advice."""
 
     @property
     def reason(self) -> str:
-        """The reason of its state, where the numbers of its status do not show it."""
+        """The reason for the state, or "" if the status shows it."""
         return ""
 
     @property
     def as_of(self) -> str:
-        """The time of the numbers, if they are not live."""
+        """The time of the numbers, or "" if they are live."""
         return ""
 
     @abc.abstractmethod
     def detail_tables(self) -> list[Table]:
-        """Return the tables of -o wide, each with its heads first."""
+        """Return the tables of -o wide, each with its header row."""
 
 
 class RunView(JobView):
-    """A run, from its folder on this machine and the live state of its agents."""
+    """A run on this machine, from its folder and the live state of its agents."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -151,7 +152,7 @@ class RunView(JobView):
 
     @property
     def explanation(self) -> Explanation:
-        """The reason of its state, and advice."""
+        """The reason for the state, and advice."""
         from jaxlaunch.launcher.local import run_explanation
 
         return run_explanation.explain_run(self.run, self._live_status)
@@ -163,7 +164,7 @@ class RunView(JobView):
         return [table for table in (ranks, self._restart_table()) if len(table) > 1]
 
     def _restart_table(self) -> list[tuple[str, ...]]:
-        """Return the seconds until the first step of each start and restart, by cause."""
+        """Return a row for each start and restart: the seconds until its first step, by cause."""
         restarts = () if self.run.summary is None else self.run.summary.restart_seconds
         used_causes = {cause for restart in restarts for cause in restart.seconds}
         causes = [cause for cause in contract.RESTART_CAUSES if cause in used_causes]
@@ -176,17 +177,17 @@ class RunView(JobView):
 
 
 class ClusterView(JobView):
-    """A job, by the objects and logs of its cluster."""
+    """A job on a cluster, from its objects and logs."""
 
     def __init__(self, snapshot: Snapshot | NoSuchJob, cluster: Cluster | None = None) -> None:
-        self._snapshot_or_none, self.unread, self.cluster = snapshot, snapshot.unread, cluster
+        self._lookup, self.unread, self.cluster = snapshot, snapshot.unread, cluster
 
     @property
     def snapshot(self) -> Snapshot:
         """The objects of the job in the cluster. Raises UserError if there is no such job."""
-        if isinstance(self._snapshot_or_none, NoSuchJob):
+        if isinstance(self._lookup, NoSuchJob):
             raise UserError(f"{self.explanation.headline}.", self.explanation.next_move)
-        return self._snapshot_or_none
+        return self._lookup
 
     @functools.cached_property
     def status(self) -> JobStatus:
@@ -195,33 +196,35 @@ class ClusterView(JobView):
 
     @functools.cached_property
     def explanation(self) -> Explanation:
-        """The reason of its state, and advice."""
+        """The reason for the state, and advice."""
         from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 
-        return explain_job(self._snapshot_or_none)
+        return explain_job(self._lookup)
 
     @property
     def reason(self) -> str:
-        """The reason of its state, where the numbers of its status do not show it."""
+        """The reason for the state, or "" if the status shows it."""
         from jaxlaunch.launcher.diagnose.explain.explanation import diagnose_job
         from jaxlaunch.launcher.diagnose.explain.failures import explain_excess_eviction, is_oom
         from jaxlaunch.launcher.diagnose.text import Renderer
 
         answer, status = diagnose_job(self.snapshot).answer, self.status
-        # Agents know neither who sent a signal nor what another container of their pod does.
-        is_unsaid = is_oom(self.snapshot) or explain_excess_eviction(self.snapshot) is not None
-        is_shown = status.phase is not None or (status.verdict is not None and not is_unsaid)
-        if is_shown and answer.situation != "sidecar":
+        # Agents do not know who sent a signal, or what another container of their pod does.
+        is_cause_unknown = is_oom(self.snapshot) or (
+            explain_excess_eviction(self.snapshot) is not None
+        )
+        has_full_verdict = status.verdict is not None and not is_cause_unknown
+        if (status.phase is not None or has_full_verdict) and answer.situation != "sidecar":
             return ""
         return Renderer(status.name, status.namespace).render(answer.headline)
 
     @property
     def as_of(self) -> str:
-        """The time of the numbers, if they are not live."""
+        """The time of the numbers, or "" if they are live."""
         return job_status.describe_as_of(self.status, self.snapshot.now)
 
     def detail_tables(self) -> list[Table]:
-        """Return the hosts; of many, those that are not ready first."""
+        """Return the table of hosts. Those that are not ready are first."""
         hosts = sorted(self.snapshot.hosts, key=lambda host: (host.is_ready, host.number))
         spares = spare_hosts(self.snapshot)
         rows = [("HOST", "RANKS", "READY", "STATE", "NODE", "POD")]
@@ -230,8 +233,11 @@ class ClusterView(JobView):
             state = "Terminating" if host.is_leaving and not host.has_ended else state
             ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
             ranks = self.snapshot.members.ranks_of(host.number)
-            span = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}" if ranks else "-"
-            span = "spare" if host.number in spares else span
-            rows.append((str(host.number), span, ready, state, host.node or "-", host.pod))
+            ranks_text = f"{ranks[0]}-{ranks[-1]}" if ranks else "-"
+            if host.number in spares:
+                ranks_text = "spare"
+            elif len(ranks) == 1:
+                ranks_text = str(ranks[0])
+            rows.append((str(host.number), ranks_text, ready, state, host.node or "-", host.pod))
         more = [[(f"… and {len(hosts) - MAX_HOSTS} more hosts",)]] if len(hosts) > MAX_HOSTS else []
         return [rows, *more]

@@ -1,4 +1,4 @@
-"""`launcher list`: a table of the runs here and the jobs of a cluster; a sweep has one row."""
+"""`launcher list`: a table of the runs on this machine and the jobs on a cluster."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.table import SweepTable
 from jaxlaunch.records.run_numbers import select_metrics
 
-# The parentheses make it different from every namespace.
+# The namespace of runs on this machine. No namespace of a cluster has parentheses.
 LOCAL_NAMESPACE = "(here)"
 # The number of nodes shown in a wide row.
 _MAX_NODES = 3
 
-# The name of each row, and its jobs.
+# The name of each row, and its jobs or runs. A sweep has several in one row.
 Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 
 
@@ -44,7 +44,7 @@ class Column:
     is_wide: bool = False
 
 
-def _single(heading: str, render: Callable[[JobStatus], str | None]) -> Column:
+def _single_job_column(heading: str, render: Callable[[JobStatus], str | None]) -> Column:
     """Return a column of -o wide, which has no value for several jobs together."""
 
     def render_jobs(jobs: Sequence[JobStatus]) -> str:
@@ -61,7 +61,7 @@ def _render_state(jobs: Sequence[JobStatus]) -> str:
 
 
 def _render_hosts(jobs: Sequence[JobStatus]) -> str:
-    # Jobs that are over need no hosts any more.
+    # Jobs that have ended need no hosts.
     live = [job for job in jobs if job.state not in FINAL_STATES]
     if not live:
         return str(max(job.hosts for job in jobs))
@@ -89,29 +89,33 @@ def _render_loss(job: JobStatus) -> str | None:
     return None if loss is None else f"{loss:.4g}"
 
 
-# The help of -o names the wide ones.
+# The help of -o lists the wide columns.
 COLUMNS = (
     Column("STATE", _render_state),
     Column("HOSTS", _render_hosts),
     Column("STEP", _render_step),
     Column("RESTARTS", lambda jobs: str(sum(job.restart_counts.total for job in jobs))),
     Column("AGE", lambda jobs: format_age(max(job.age_s for job in jobs))),
-    _single("PHASE", lambda job: job.phase),
-    _single("CHECKPOINT", lambda job: None if job.committed is None else str(job.committed)),
-    _single("GOODPUT", lambda job: None if job.goodput is None else f"{job.goodput:.1%}"),
-    _single("LOSS", _render_loss),
-    _single("QUEUE", lambda job: job.queue),
-    _single("NODES", _render_nodes),
+    _single_job_column("PHASE", lambda job: job.phase),
+    _single_job_column(
+        "CHECKPOINT", lambda job: None if job.committed is None else str(job.committed)
+    ),
+    _single_job_column(
+        "GOODPUT", lambda job: None if job.goodput is None else f"{job.goodput:.1%}"
+    ),
+    _single_job_column("LOSS", _render_loss),
+    _single_job_column("QUEUE", lambda job: job.queue),
+    _single_job_column("NODES", _render_nodes),
 )
 
 
 def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
-    """Return the lines of the table of the rows."""
+    """Return the table as lines."""
     return output.format_columns(_make_table(rows, with_namespace, is_wide))
 
 
 def _make_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[list[str]]:
-    """Return the rows under their headings; the namespace of a run is this machine."""
+    """Return the cells of the table, with a row of headings."""
     columns = [column for column in COLUMNS if is_wide or not column.is_wide]
     table = [["NAME", *(column.heading for column in columns)]]
     table += [[name, *(column.render(jobs) for column in columns)] for name, jobs in rows]
@@ -151,21 +155,23 @@ def list_command(
     """
     sweep_folder = run_folders.find_sweep(str(folder))
     sweep = None if sweep_folder is None else SweepTable(sweep_folder)
-    if sweep is not None and (place := sweep.settings.get("cluster")) is not None:
-        namespace, context = place["namespace"], place["context"]
+    if sweep is not None and (target := sweep.settings.get("cluster")) is not None:
+        namespace, context = target["namespace"], target["context"]
         jobs, _, _ = _read_cluster_jobs(namespace, False, context, is_required=True)
         _show_jobs([job for job in jobs if job.name in sweep.members], form)
         return
-    folder, is_given = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
+    folder, has_folder = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
     asks_cluster = (
         location == "cluster" or all_namespaces or namespace is not None or context is not None
     )
-    if asks_cluster and (location == "local" or is_given):
-        options_of_clusters = "-n, -A, --context and --cluster select a cluster"
-        raise UserError(f"A folder and --local select this machine; {options_of_clusters}.")
+    if asks_cluster and (location == "local" or has_folder):
+        raise UserError(
+            "A folder and --local select this machine; -n, -A, --context and --cluster select a "
+            "cluster."
+        )
     runs = [] if asks_cluster else [RunView(run).status for run in run_folders.list_runs(folder)]
     jobs, empty_message, error = list[JobStatus](), "", None
-    if location != "local" and not is_given:
+    if location != "local" and not has_folder:
         jobs, empty_message, error = _read_cluster_jobs(
             namespace, all_namespaces, context, is_required=asks_cluster
         )
@@ -198,9 +204,9 @@ def _show_jobs(
 def _read_cluster_jobs(
     namespace: str | None, all_namespaces: bool, context: str | None, *, is_required: bool
 ) -> tuple[list[JobStatus], str, ClusterError | None]:
-    """Return the cluster's jobs, what to say where there are none, and why they could not be read.
+    """Return the cluster's jobs, a message for the case of no jobs, and the error of the cluster.
 
-    Raises ClusterError if the cluster was asked for.
+    With `is_required` the error is raised.
     """
     try:
         cluster = Cluster.connect(context, output.show_messages)
@@ -222,13 +228,14 @@ def _read_cluster_jobs(
 
 
 def _group_rows(jobs: Sequence[JobStatus], home: Path | None) -> Rows:
-    """Return a row for each job and run; the runs of a sweep in the folder `home` share one."""
+    """Return a row for each job and run, and one for all runs of a sweep in the folder `home`."""
     groups = dict[tuple[str, str, str | None], list[JobStatus]]()
-    top = None if home is None else os.path.abspath(home)
+    home_path = None if home is None else os.path.abspath(home)
     for job in jobs:
         key: tuple[str, str, str | None] = (job.namespace, job.name, None)
-        parent = top if job.folder is None else os.path.dirname(os.path.abspath(job.folder))
-        if top is not None and parent is not None and parent != top:
-            key = ("", os.path.basename(parent), parent)
+        if home_path is not None and job.folder is not None:
+            parent = os.path.dirname(os.path.abspath(job.folder))
+            if parent != home_path:
+                key = ("", os.path.basename(parent), parent)
         groups.setdefault(key, []).append(job)
     return [(name, group) for (_, name, _), group in groups.items()]

@@ -1,7 +1,7 @@
-"""The block below a run's lines on a terminal, with its progress, its loss and its ranks.
+"""Live block at the bottom of a terminal with the progress of a run, its loss and its ranks.
 
-It is updated once a second, from the run's files and from host 0's metrics. The program's own
-output is above it, unchanged.
+A thread updates it once a second, from the files of the run and from host 0's metrics. The output
+of the run scrolls above it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxlaunch.runs import layout, run_folder
 from jaxlaunch.runs.run_folder import RunFolder
 
 PERIOD_S = 1.0
-# Newest steps that were read, before the first line of metrics.
+# The number of newest steps from which the remaining time is estimated without metrics.jsonl.
 _MAX_READINGS = 64
 _WIDTH, _SPARK_CHARS = 40, "▁▂▃▄▅▆▇█"
 _SAMPLE = re.compile(
@@ -53,32 +53,32 @@ _PHASE_BY_LETTER = {
 
 
 class LiveBlock:
-    """Context that shows the progress of the run in `folder` on the terminal."""
+    """Context in which the terminal shows the progress of the run in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, RunFolder(folder)
         self._rows = CurveFile(folder / layout.METRICS)
-        self._done = threading.Event()
-        # Times at which a new step was read, and the steps.
+        self._is_done = threading.Event()
+        # The times at which a new step was read, with the steps.
         self._readings = deque[tuple[float, int]](maxlen=_MAX_READINGS)
         self._job: Mapping[str, Any] | None = None
         self._thread = threading.Thread(target=self._update_until_done, name="block", daemon=True)
 
     def __enter__(self) -> LiveBlock:
         with contextlib.suppress(OSError):
-            # The file may have addresses of an earlier run.
+            # The file may have the addresses of an earlier run's agents.
             (self._folder / layout.AGENTS).unlink()
         output.show_status("starting")
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._done.set()
+        self._is_done.set()
         self._thread.join()
         output.show_status()
 
     def _update_until_done(self) -> None:
-        while not self._done.wait(PERIOD_S):
+        while not self._is_done.wait(PERIOD_S):
             if values := self._read_values():
                 self._rows.read_new_rows()
                 history = RankHistory.from_json(self._files.read_json(layout.RANKS))
@@ -86,7 +86,7 @@ class LiveBlock:
                 output.show_status(*lines)
 
     def _read_values(self) -> dict[str, float]:
-        """Return the samples of host 0, or none while no agent answers."""
+        """Return the finite metrics of host 0 and rank 0, or {} if no agent answers."""
         try:
             address = run_folder.read_agents(self._folder)[0].address
             text = read_metrics(address)
@@ -96,7 +96,7 @@ class LiveBlock:
                 if "rank=" not in labels or 'rank="0"' in labels
             }
         except (OSError, ValueError, LookupError):
-            # The file is missing, half written or gone.
+            # The agent has not started yet or has ended, or its file is incomplete.
             return {}
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
@@ -112,7 +112,7 @@ class LiveBlock:
         if step is not None:
             total = values.get("target_step")
             if total is None and (summary := self._files.read_summary_row()) is not None:
-                # A program of the user has reported it.
+                # A program that does not use `train:` may have reported the total.
                 total = summary.steps
             lines = [self._describe_progress(step, total, now)]
         name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
@@ -123,7 +123,7 @@ class LiveBlock:
         return list(filter(None, lines))
 
     def _describe_progress(self, step: float, total: float | None, now: float) -> str:
-        """Return `training ━━━━╌╌╌╌ 120/200, 47m left`."""
+        """Return a progress bar, such as `training ━━━━╌╌╌╌ 120/200, 47m left`."""
         readings = self._readings
         if readings and step < readings[-1][1]:
             # The run restarted.
@@ -143,9 +143,9 @@ class LiveBlock:
 
 
 def _describe_ranks(history: RankHistory) -> str:
-    """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`.
+    """Return the phases of the ranks, and the rank that hangs, is behind or is slow.
 
-    The end may also be `rank 2 hangs in step in read (data.py:7)` or `rank 2 is 2.1 % slower`.
+    For example "4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind".
     """
     if not history.columns:
         return ""
@@ -156,18 +156,18 @@ def _describe_ranks(history: RankHistory) -> str:
         return f"1 rank: {next(iter(phases))}"
     phases_text = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
-    lag_text = ""
+    problem_text = ""
     if (hang := history.hang) is not None:
-        lag_text = f"; rank {hang.rank} hangs {escape_controls(hang.place)}"
+        problem_text = f"; rank {hang.rank} hangs {escape_controls(hang.place)}"
     elif lags and lags[slowest] > 1:
-        lag_text = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
+        problem_text = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
     elif slow := history.list_slow_ranks():
-        lag_text = f"; rank {slow[0].rank} is {(slow[0].own - slow[0].usual) / 10:.1f} % slower"
-    return f"{len(letters)} ranks: {phases_text}{lag_text}"
+        problem_text = f"; rank {slow[0].rank} is {(slow[0].own - slow[0].usual) / 10:.1f} % slower"
+    return f"{len(letters)} ranks: {phases_text}{problem_text}"
 
 
 def _draw_sparkline(curve: Curve) -> str:
-    """Return a curve in at most _WIDTH characters, each the middle of a range of steps."""
+    """Draw a curve in at most _WIDTH characters, one for each range of steps."""
     middles = curve.values_by_range(_WIDTH)
     low, high = min(middles), max(middles)
     scale = (len(_SPARK_CHARS) - 1) / (high - low) if high > low else 0.0

@@ -1,7 +1,7 @@
 """`launcher logs`: the lines of all processes of a job, as one stream.
 
-They come from a run on this machine, from the pods of a job, or with --from-volume from the files
-of a job whose pods may be gone.
+The lines come from the files of a run on this machine, from the pods of a job, or with
+--from-volume from the run folder of a job whose pods may no longer exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from jaxlaunch.launcher.local.status import run_verdict
 from jaxlaunch.records import log_lines
 from jaxlaunch.runs import layout
 
-# Bytes of host 0's log. Its first lines tell how the previous generation ended.
+# The bytes of host 0's log that are read for --previous. Its first lines record how the previous
+# generation ended.
 HEAD_BYTES = 256 * 1024
 
 
@@ -99,24 +100,24 @@ def logs_command(
     if is_from_volume and since is not None:
         reason = "lines on the volume have no timestamps."
         raise UserError(f"--from-volume and --since cannot be combined: {reason}")
-    has_ranks, as_json = rank is not None, output == "json"
+    has_rank_option, as_json = rank is not None, output == "json"
     chosen_location = location or ("cluster" if is_from_volume else None)
     if (run := job_view.find_local_run(name, namespace, context, chosen_location)) is not None:
         if since is not None:
             reason = "whose lines have no timestamps: --since needs them."
             raise UserError(f"{name} is a run on this machine, {reason}")
-        return _show_run(run, selection, has_ranks, tail, as_json, is_following, previous)
+        return _show_run(run, selection, has_rank_option, tail, as_json, is_following, previous)
     cluster = job_view.connect_cluster(name, context, location)
     snapshot = _read_job(cluster, namespace or cluster.namespace, name)
     is_growing = is_following and terminal_state(snapshot.jobset) is None
-    # Following reads the pods again when the server is well.
+    # A follower reads the pods again later, so only a refusal is final.
     unread_reasons = snapshot.forbidden if is_growing else snapshot.unread_reasons
     if not is_from_volume and "pods" in unread_reasons:
         raise ClusterError(f"It is not known which logs exist: {'; '.join(snapshot.unread)}")
     last_end = snapshot.report.last_end
     failed_rank = None if last_end is None else last_end.verdict.rank
     processes = hosts.initial_members(snapshot.jobset).process_count
-    selection = _choose_ranks(selection, has_ranks, processes, failed_rank)
+    selection = _choose_ranks(selection, has_rank_option, processes, failed_rank)
     printer = Printer(selection, as_json=as_json)
     if is_from_volume:
         return _show_volume(cluster, snapshot, selection, tail, printer, previous=previous)
@@ -142,11 +143,11 @@ def _read_job(cluster: Cluster, namespace: str, name: str) -> Snapshot:
 
 
 def _choose_ranks(
-    selection: Selection, has_ranks: bool, processes: int, failed_rank: int | None
+    selection: Selection, has_rank_option: bool, processes: int, failed_rank: int | None
 ) -> Selection:
-    """Return the selection, with the default ranks unless --rank was given."""
+    """Return the selection, with the default ranks if --rank was not given."""
     logs.check_ranks_exist(selection, processes)
-    if has_ranks:
+    if has_rank_option:
         return selection
     ranks = logs.default_selection(processes, failed_rank).ranks
     if ranks is not None:
@@ -161,7 +162,7 @@ def _choose_ranks(
 def _show_run(
     run: Run,
     selection: Selection,
-    has_ranks: bool,
+    has_rank_option: bool,
     tail: int | None,
     as_json: bool,
     is_following: bool,
@@ -172,7 +173,7 @@ def _show_run(
     if job is not None:
         processes_per_host = job.process_count_per_host
         failed_rank = None if verdict is None else verdict.rank
-        selection = _choose_ranks(selection, has_ranks, job.processes, failed_rank)
+        selection = _choose_ranks(selection, has_rank_option, job.processes, failed_rank)
     printer = Printer(selection, as_json=as_json)
     if previous:
         for record in run.attempt_records:
@@ -207,10 +208,10 @@ def _show_files(
     processes_per_host: int,
     printer: Printer,
 ) -> bool:
-    """Show the lines of each rank, and what was dropped; return False if there is no rank."""
+    """Show the lines of each selected rank. Return False if no such rank has a log."""
     has_ranks = False
-    logs_of_ranks = local_logs.read_logs(run, folder, selection, tail, processes_per_host)
-    for rank, left_out_bytes, lines in logs_of_ranks:
+    rank_logs = local_logs.read_logs(run, folder, selection, tail, processes_per_host)
+    for rank, left_out_bytes, lines in rank_logs:
         has_ranks = True
         if tail is None:
             _report_left_out_bytes(rank, left_out_bytes, "the job keeps no more (logs.kept)")
@@ -229,8 +230,8 @@ def _report_left_out_bytes(rank: int, size_bytes: int, reason: str) -> None:
 
 
 def read_volume_summary(cluster: Cluster, snapshot: Snapshot) -> Snapshot:
-    """Return the job with the progress in its summary on the volume."""
-    return _add_record(snapshot, _read_volume(cluster, snapshot))
+    """Add the progress in the summary on the volume to a job."""
+    return _add_progress(snapshot, _read_volume(cluster, snapshot))
 
 
 def _show_volume(
@@ -246,7 +247,7 @@ def _show_volume(
     ranks = None if selection.ranks is None else sorted(selection.ranks)
     pattern = None if selection.pattern is None else selection.pattern.pattern
     files = _read_volume(cluster, snapshot, ranks, pattern, tail)
-    last_end = _add_record(snapshot, files).report.attempt_end
+    last_end = _add_progress(snapshot, files).report.attempt_end
     for end in files.attempts if previous else () if last_end is None else (last_end,):
         show_messages(end.description)
     limit = f"or it is beyond {MAX_LOG_BYTES >> 20} MiB of all ranks shown"
@@ -283,7 +284,7 @@ def _read_volume(
     )
 
 
-def _add_record(snapshot: Snapshot, files: RunFiles) -> Snapshot:
+def _add_progress(snapshot: Snapshot, files: RunFiles) -> Snapshot:
     if files.progress is None:
         show_messages("the run folder has no summary of this job")
     return dataclasses.replace(snapshot, volume_progress=files.progress)
@@ -295,7 +296,7 @@ def _add_record(snapshot: Snapshot, files: RunFiles) -> Snapshot:
 def _show_pods(
     cluster: Cluster, snapshot: Snapshot, selection: Selection, window: LogWindow, printer: Printer
 ) -> int:
-    """Show what the pods have written so far; return the exit code."""
+    """Show what the pods have written so far, and return the exit code."""
     namespace, sources, unread = snapshot.namespace, _list_sources(snapshot, selection), list[str]()
 
     def note_unread(message: str) -> None:
@@ -321,7 +322,7 @@ def _show_pods(
 
 
 def _list_sources(snapshot: Snapshot, selection: Selection) -> list[LogSource]:
-    """Return the existing logs of the selected hosts, and print which hosts have none yet."""
+    """Return the existing logs of the selected hosts, and say how many hosts have none yet."""
     pairs = (
         (host, logs.log_source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts
     )

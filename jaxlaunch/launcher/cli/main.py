@@ -26,9 +26,9 @@ READ_MORE = (
     "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
 )
 
-# Group of --help -> command -> its line there, in the order in which they are first needed. A
-# command NAME is defined as NAME_command in the module of its name or in that of MODULES: importing
-# them all would take --help half a second.
+# The groups of --help, with the commands and their lines, in the order in which a user needs them.
+# Command NAME is the function NAME_command of the module with its name, or of that in MODULES.
+# Importing all modules would delay --help by half a second.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Write a job": {
         "init": "Write a starter job.yaml.",
@@ -90,15 +90,15 @@ class Commands(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return their names, sorted."""
+        """Return the sorted names of all commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command of this name and return it."""
+        """Import and return a command."""
         if cmd_name not in COMMANDS:
             return None
         module_name = MODULES.get(cmd_name, cmd_name)
-        # Imported objects stay alive, and collecting garbage among them takes 6 % of a start.
+        # Imported objects stay alive, and looking for garbage among them takes 6 % of the startup.
         gc.disable()
         try:
             module = importlib.import_module(f"jaxlaunch.launcher.cli.{module_name}")
@@ -114,7 +114,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command as click does, and suggest one for an unknown name."""
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            # Imported here, so that --help does not wait for it.
+            # Imported here, because --help must not wait for it.
             from jaxlaunch.spelling import find_completions, find_nearest
 
             suggestions = find_nearest(args[0], COMMANDS) or find_completions(args[0], COMMANDS)
@@ -123,7 +123,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands for --help, in their groups, then examples."""
+        """Write the commands by group, and examples, for --help."""
         width = max(map(len, COMMANDS))
         for group, commands in GROUPS.items():
             with formatter.section(group):
@@ -147,12 +147,12 @@ def cli(ctx: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit. An unexpected error keeps its traceback: it is our bug."""
+    """Run the command line and exit. An unexpected error is our bug and keeps its traceback."""
     for name in ("stdout", "stderr"):
-        # The parent of this process has closed the stream.
+        # The stream is None if the parent process has closed it.
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, it stays open
-        # A terminal without × must not end a run.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        # A character that the terminal does not have, such as ×, must not end a run.
         getattr(sys, name).reconfigure(errors="replace")
     try:
         code = cli.main(prog_name="launcher", standalone_mode=False)
@@ -166,25 +166,22 @@ def main() -> NoReturn:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    # The interpreter's last collections would take longer than everything else after a run's
-    # summary.
+    # Without this, the garbage collection at exit would take longer than all else after the result.
     gc.freeze()
     sys.exit(code)
 
 
 def _explain_option(error: click.ClickException) -> click.ClickException:
-    """Add to an unknown option the nearest one, or how a key of a job is written."""
+    """Add the nearest option, or how to write a key of a job, to an error of an unknown option."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return error
-    # Imported here for the same reason as above.
+    # Imported here, because --help must not wait for it.
     from jaxlaunch.spelling import find_nearest
 
     name, parameters = error.option_name, error.ctx.command.params
     groups = (parameter.opts for parameter in parameters if isinstance(parameter, click.Option))
-    suggestions, message = (
-        find_nearest(name, [*itertools.chain(*groups)]),
-        f"No such option '{name}'.",
-    )
+    suggestions = find_nearest(name, [*itertools.chain(*groups)])
+    message = f"No such option '{name}'."
     if not suggestions and any(parameter.name == "overrides" for parameter in parameters):
         message += " A key of the job has no dashes, as in hosts=2; arguments of your program "
         message += "belong in its command:."

@@ -1,4 +1,4 @@
-"""`launcher eval`, `predict`, `sample` and `export`: use what a run has trained."""
+"""`launcher eval`, `predict`, `sample` and `export`: use the model that a run has trained."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.wording import format_count
 
-# The largest number of classes in a table.
+# The largest number of classes that are shown.
 MAX_CLASSES = 20
-# The largest number of confused pairs, and of worst examples.
+# The largest number of confused pairs, and of worst examples, that are shown.
 MAX_EXAMPLES = 5
 
 
@@ -93,7 +93,7 @@ def _run_program(
 
 
 def _describe_classes(classes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the classes, what is confused and the worst examples."""
+    """Yield the rates of the classes, the confused pairs and the worst examples."""
     rates = [("top-1", classes.get("top1")), ("top-5", classes.get("top5"))]
     rates.append(("macro F1", classes["macro"]["f1"]))
     texts = [f"{name} {rate:.4g}" for name, rate in rates if rate is not None]
@@ -120,7 +120,7 @@ def _describe_classes(classes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _confused_pairs(classes: Mapping[str, Any]) -> list[tuple[int, str, str]]:
-    """Return examples, their label and the other class that they are taken for, the most first."""
+    """Return the number, label and predicted class of confused examples, the most first."""
     if "confused" in classes:
         return [(row["examples"], row["label"], row["predicted"]) for row in classes["confused"]]
     labels = [row["label"] for row in classes["per_class"]]
@@ -216,13 +216,16 @@ def sample_command(run: str, form: str, **settings: Any) -> None:
 
 
 def _check_prompt(settings: Mapping[str, Any]) -> None:
-    """Raise UserError for options of a prompt and of a conversation that do not fit together."""
+    """Raise UserError if the options for prompts and conversations do not fit together."""
     if settings["chat"]:
         options_of_key = {"prompt": "--prompt", "ids": "--ids", "n": "-n", "beams": "--beams"}
         for key, option in options_of_key.items():
             if settings[key]:
-                hint = "leave one of them out: a conversation asks for each message, and has one "
-                raise UserError(f"--chat and {option} are both given.", f"{hint}answer to it.")
+                raise UserError(
+                    f"--chat and {option} are both given.",
+                    "leave one of them out: a conversation asks for each message, and has one "
+                    "answer to it.",
+                )
     elif settings["system"] is not None:
         raise UserError("--system is the system message of a conversation.", "give --chat as well.")
     elif not settings["prompt"] and not settings["ids"]:
@@ -231,7 +234,7 @@ def _check_prompt(settings: Mapping[str, Any]) -> None:
 
 
 def _show_samples(result: Mapping[str, Any]) -> None:
-    """Print the samples; the only one was printed while it was generated."""
+    """Print the samples. A single one was already printed while it was generated."""
     if sum(map(len, result["samples"])) == 1:
         output.show_piece("\n")
     else:
@@ -241,11 +244,11 @@ def _show_samples(result: Mapping[str, Any]) -> None:
                 output.show_messages(f"{name}, log-probability {sample['score']:.4g}")
                 text = sample["text"] if "text" in sample else " ".join(map(str, sample["ids"]))
                 output.show_lines(text)
-    _say_speed(result)
+    _show_speed(result)
 
 
 def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
-    """Print the model's answers as they are made, or at the end the whole conversation as data."""
+    """Print the model's answers as they are generated, or the conversation as data at its end."""
     is_text, result = form == "text", dict[str, Any]()
     for event in trainer_process.stream_program(
         "jaxlaunch.trainer.generate", *arguments, environ=os.environ, answer=_read_message
@@ -266,7 +269,7 @@ def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
     if not is_text:
         output.show_data({"step": result["step"], "messages": result["messages"]}, form)
     elif result["tokens"]:
-        _say_speed(result)
+        _show_speed(result)
 
 
 def _read_message() -> str | None:
@@ -274,7 +277,7 @@ def _read_message() -> str | None:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):
-            # The module makes input() edit lines, and keep them for the arrow keys.
+            # This module adds line editing and a history to input().
             importlib.import_module("readline")
     while True:
         try:
@@ -287,7 +290,7 @@ def _read_message() -> str | None:
             return line
 
 
-def _say_speed(result: Mapping[str, Any]) -> None:
+def _show_speed(result: Mapping[str, Any]) -> None:
     step_text = "" if result["step"] is None else f" of step {result['step']}"
     tokens, seconds = result["tokens"], result["seconds"]
     speed = f"in {seconds:.1f} s, compiling included: {tokens / seconds:.3g}/s"

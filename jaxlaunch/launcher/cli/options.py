@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and their completions."""
+"""Arguments and options that several commands share, and shell completions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def complete_topics(_: click.Context, __: click.Parameter, prefix: str) -> list[
 
 
 def complete_keys(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
-    """Complete `train.m` to `train.mesh.` and `train.model.`."""
+    """Return the keys of a job that begin with a prefix, such as `train.mesh.` for `train.me`."""
     from jaxlaunch.launcher.job.introspection import Type, block_fields, nested_blocks
     from jaxlaunch.launcher.job.schema import JobSpec
 
@@ -63,7 +63,7 @@ def complete_keys(_: click.Context, __: click.Parameter, prefix: str) -> list[st
 
 
 def _combine(*decorators: Decorator) -> Decorator:
-    """Return one decorator for several, whose first is the outermost."""
+    """Combine decorators into one. The first is the outermost."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for decorator in reversed(decorators):
@@ -73,7 +73,7 @@ def _combine(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-# The arguments JOB_FILE and KEY=VALUE: `job_file` and `overrides`.
+# The arguments JOB_FILE and KEY=VALUE, as `job_file` and `overrides`.
 job_arguments = _combine(
     click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path)),
     click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_keys),
@@ -85,7 +85,7 @@ name_argument = click.argument("name", metavar="JOB_NAME", shell_complete=comple
 
 
 class _Folder(click.Path):
-    """A path that is not empty, as that of an unset variable is: it would be the working folder."""
+    """A path that must not be empty. That of an unset variable would mean the working folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -93,7 +93,7 @@ class _Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-# The options --run-dir and --volume: `run_dir`, and `volumes`, which parse_volumes reads.
+# The options --run-dir and --volume, as `run_dir` and as `volumes` for parse_volumes.
 folder_options = _combine(
     click.option(
         "--run-dir", type=_Folder(path_type=Path), help="The run folder. [default: runs/<name>]"
@@ -119,7 +119,7 @@ def parse_volumes(volumes: tuple[str, ...]) -> dict[str, Path]:
 
 
 def defaults_option(default: str) -> Decorator:
-    """Add the option --defaults: `defaults_file`; `default` names the source without it."""
+    """Return the option --defaults, as `defaults_file`. `default` describes the default source."""
     text = f"The cluster defaults: a YAML file, plain or as a ConfigMap. [default: {default}]"
     return click.option("--defaults", "defaults_file", type=click.Path(path_type=Path), help=text)
 
@@ -127,14 +127,14 @@ def defaults_option(default: str) -> Decorator:
 def cluster_options(
     namespace_help: str = "The job's namespace. [default: the context's]",
 ) -> Decorator:
-    """Return the options `namespace` and `context`."""
+    """Return the options --namespace and --context, as `namespace` and `context`."""
     text = "The kubeconfig context to use. [default: the current one]"
     return _combine(
         click.option("-n", "--namespace", help=namespace_help), click.option("--context", help=text)
     )
 
 
-# The options --local and --cluster: `location`, which is None if neither is given.
+# The options --local and --cluster, as `location`, which is None if neither is given.
 location_options = _combine(
     click.option("--local", "location", flag_value="local", help="Only the runs of this machine."),
     click.option("--cluster", "location", flag_value="cluster", help="Only the cluster's jobs."),
@@ -142,19 +142,19 @@ location_options = _combine(
 
 
 def output_option(*forms: str) -> Decorator:
-    """Return the option --output: `form`, by default the first."""
+    """Return the option --output, as `form`. The first form is the default."""
     text = f"The form of the output. [default: {forms[0]}]"
     kind = click.Choice(forms)
     return click.option("-o", "--output", "form", type=kind, default=forms[0], help=text)
 
 
 def screen_output_option(text: str) -> Decorator:
-    """Return the option --output of what is printed for a person: `form`, None by default."""
+    """Return the option --output, as `form`, which is None for the text that a person reads."""
     kind = click.Choice(["json", "yaml", "wide"])
     return click.option("-o", "--output", "form", type=kind, help=text)
 
 
-# The option --from-volume: `is_from_volume`.
+# The option --from-volume, as `is_from_volume`.
 from_volume_option = click.option(
     "--from-volume",
     "is_from_volume",
@@ -181,7 +181,7 @@ class _Step(click.ParamType[programs.Step]):
 def program_options(
     kind: type[programs.Sample | programs.Evaluate | programs.Predict | programs.Export],
 ) -> Decorator:
-    """Return the options of a trainer's program, each under the name of its field."""
+    """Return the options of a program of the trainer. Each has the name of its field."""
     decorators = []
     for field in dataclasses.fields(kind):
         if (option := programs.field_option(field)) is None:
@@ -218,7 +218,7 @@ def parse_duration(option: str, value: str | None) -> float | None:
     """Return the seconds of a duration option. Raises UserError if it is not a duration."""
     if value is None:
         return None
-    # Imported here with pydantic, which other commands do not wait for.
+    # Imported here, because other commands must not wait for pydantic.
     from jaxlaunch.launcher.job import types
 
     try:

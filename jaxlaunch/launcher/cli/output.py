@@ -1,8 +1,8 @@
 """Output of all commands: results on stdout, messages on stderr, data as JSON or YAML.
 
 Tables are plain columns, as in kubectl: awk can split them, and they are not cut to the width of a
-terminal. Most texts come from others (programs, logs, the API server), so control characters are
-escaped. A program keeps its colours.
+terminal. Most texts come from elsewhere (programs, logs, the API server), so control characters are
+escaped. The colours of programs are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxlaunch.launcher.yaml import writer
 _ERASE_LINE = "\r\x1b[2K"
 # Erases the line above the cursor.
 _ERASE_LINE_ABOVE = "\x1b[1A\x1b[2K"
-# Green and red, for the states that a person looks for.
+# SGR codes of green and red, for the states that a person looks for.
 _STATE_COLOURS = {"done": 32, "failed": 31, "killed": 31}
 _write_lock = threading.RLock()
 _status = ""
@@ -46,7 +46,7 @@ def show_lines(*lines: str, is_result: bool = True) -> None:
 
 
 def show_piece(text: str) -> None:
-    """Write a piece of a result to stdout as it comes, without ending the line."""
+    """Write a piece of a result to stdout, without ending the line."""
     with _write_lock:
         print(escape_controls(text), end="", flush=True)
 
@@ -58,7 +58,7 @@ def show_messages(*messages: str) -> None:
 
 
 def show_result(value: Any, form: str | None, lines: Iterable[str]) -> None:
-    """Write plain data as `json` or `yaml`, or in any other form its lines."""
+    """Write `value` as `json` or `yaml`, or `lines` for any other form."""
     if form in ("json", "yaml"):
         show_data(value, form)
     else:
@@ -67,7 +67,7 @@ def show_result(value: Any, form: str | None, lines: Iterable[str]) -> None:
 
 def show_data(value: Any, form: str) -> None:
     """Write plain data as `json` or `yaml`."""
-    # Another encoding would lose letters.
+    # Other encodings do not have all characters.
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
     text = _to_json(value, indent=2, ensure_ascii=not is_utf8)
     if form == "yaml":
@@ -76,12 +76,12 @@ def show_data(value: Any, form: str) -> None:
 
 
 def show_documents(values: Iterable[Any]) -> None:
-    """Write plain data as several YAML documents, as `kubectl apply -f -` takes them."""
+    """Write plain data as several YAML documents, for `kubectl apply -f -`."""
     _write_line(writer.render_documents(values).removesuffix("\n"))
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, and say where it is. Raises UserError if it cannot be written."""
+    """Write a page, and print its path. Raises UserError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -91,14 +91,14 @@ def write_page(path: Path, text: str) -> None:
 
 
 def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") -> list[str]:
-    """Return rows as lines, each column as wide as its widest cell, with kubectl's gap."""
+    """Return rows as lines with aligned columns, separated by kubectl's gap."""
     widths = [max(map(len, column)) + gap for column in zip(*rows, strict=True)]
     padded = (map(str.ljust, row, widths) for row in rows)
     return [(indent + "".join(cells)).rstrip() for cells in padded]
 
 
 def show_table(rows: Sequence[Sequence[str]], state_column: int) -> None:
-    """Write rows to stdout as columns, on a terminal with a colour for some states."""
+    """Write rows to stdout as columns. On a terminal some states are coloured."""
     rows = [list(map(escape_controls, row)) for row in rows]
     lines = format_columns(rows)
     if _has_colours():
@@ -121,7 +121,7 @@ def _has_colours() -> bool:
 
 
 def show_status(*lines: str) -> None:
-    """Show lines on stderr, a terminal, below all other output. They replace the previous ones."""
+    """Replace the status lines, which are at the bottom of the terminal that stderr is."""
     global _status
     with _write_lock:
         erase = _erase_status()
@@ -130,14 +130,14 @@ def show_status(*lines: str) -> None:
 
 
 def _erase_status() -> str:
-    """Return the codes that erase the status; a narrower terminal shows it in more rows."""
+    """Return the codes that erase the status, which a narrower terminal shows in more rows."""
     width = max(1, _terminal_width())
     rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
     return _ERASE_LINE + (rows - 1) * _ERASE_LINE_ABOVE
 
 
 def _terminal_width() -> int:
-    """Return the columns of the terminal that stderr is; stdout may be a file."""
+    """Return the columns of the terminal that stderr is. stdout may be a file."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
@@ -145,24 +145,24 @@ def _terminal_width() -> int:
 
 
 class Printer:
-    """Writes lines of the selected ranks to stdout and of agents to stderr, or all as JSON."""
+    """Writes lines of selected ranks to stdout and lines of agents to stderr, or all as JSON."""
 
-    def __init__(self, select: Selection, *, as_json: bool = False) -> None:
-        self._select, self._as_json = select, as_json
-        # On a terminal each line of a program begins with its rank. Otherwise it could imitate one
-        # of ours.
-        is_one_rank = select.ranks is not None and len(select.ranks) == 1
+    def __init__(self, selection: Selection, *, as_json: bool = False) -> None:
+        self._selection, self._as_json = selection, as_json
+        # On a terminal each line of a program begins with its rank, because a program could imitate
+        # lines of the launcher.
+        is_one_rank = selection.ranks is not None and len(selection.ranks) == 1
         self._is_plain = is_one_rank and not sys.stdout.isatty()
 
     def show_line(self, line: Line) -> None:
-        """Write one line, unless it is of another rank."""
+        """Write a line, unless its rank is not selected."""
         if self._as_json:
             place = {"generation": line.generation, "host": line.host, "rank": line.rank}
             row = {"time": line.at or None, **place, "text": line.text}
             _write_line(_to_json(row, ensure_ascii=False))
         elif line.rank is None:
             _write_line(escape_controls(line.text), is_result=False)
-        elif self._select.matches_any_rank((line.rank,)):
+        elif self._selection.matches_any_rank((line.rank,)):
             text = line.text if self._is_plain else line.text_with_rank()
             _write_line(escape_except_colours(text))
 
@@ -171,9 +171,10 @@ def _to_json(value: Any, **form: Any) -> str:
     """Return JSON with all characters of CONTROL escaped."""
 
     def escape(match: re.Match[str]) -> str:
-        is_narrow = match[0] < "\uffff"
+        if match[0] < "\uffff":
+            return escape_character(match[0], "\\u{:04x}")
         # Characters beyond 16 bits become surrogate pairs.
-        return escape_character(match[0], "\\u{:04x}") if is_narrow else json.dumps(match[0])[1:-1]
+        return json.dumps(match[0])[1:-1]
 
     return CONTROL.sub(escape, json.dumps(value, **form))
 

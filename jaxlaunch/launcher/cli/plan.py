@@ -31,7 +31,7 @@ DAY_S = 24 * HOUR_S
 EXIT_NO_FIT = 2
 # Choices of `tune --over`.
 CHOICES = ("mesh", "remat", "accumulate", "attention", "precision")
-# The largest number of candidates in the table that were not compiled.
+# The largest number of candidates that were not compiled in the table.
 MAX_NOT_COMPILED = 5
 
 Data = Mapping[str, Any]
@@ -103,7 +103,7 @@ def plan_command(
 def _plan_cluster(
     job: ResolvedJob, file: JobFile, cluster_defaults: ClusterDefaults, is_required: bool
 ) -> dict[str, Any]:
-    """Return the job's requests to a cluster, or notes on what it lacks for one."""
+    """Return the job's requests to a cluster, or notes on why a cluster could not run it."""
     try:
         jobset = prepare(file, cluster_defaults).manifests[0]
     except UserError as error:
@@ -123,7 +123,7 @@ def _plan_cluster(
 def _trace_shapes(
     job: JobSpec, job_folder: Path, *, sharding: bool, is_compiled: bool
 ) -> dict[str, Any] | None:
-    """Return the trainer's shapes; None for a command, or without an installed trainer."""
+    """Return the traced shapes, or None for a command or if the trainer is not installed."""
     if job.train is None or not trainer_process.is_installed():
         if sharding or is_compiled:
             if job.train is None:
@@ -231,13 +231,13 @@ def _size_range(bounds: Sequence[int]) -> str:
     return high if low == high else f"{low} to {high}"
 
 
-# --- the compiler's answer, with --compile --------------------------------------------------------
+# --- results of --compile -------------------------------------------------------------------------
 
 
 def _add_rates(
     job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None
 ) -> None:
-    """Add throughput, MFU, time to the end and cost, which follow from the compiled step time.
+    """Add throughput, MFU, time to the end and cost, computed from the modelled step time.
 
     `price` is the price of one chip or GPU per hour.
     """
@@ -387,7 +387,7 @@ def tune_command(
     trainer_process.require_trainer("tune compiles the trainer's step")
     if target is not None and target.exists():
         raise UserError(f"{target} exists.", "name a new file for --write.")
-    # No model predicts the time of a CPU.
+    # There is no model of the step time on a CPU.
     is_measured = measure or ACCELERATORS[job.accelerator.type].platform == "cpu"
     job_folder = job_file.absolute().parent
     tried_candidates, not_compiled = _search_candidates(
@@ -404,11 +404,9 @@ def tune_command(
         target.write_text(jobs.dump_job(jobs.load_job(job_file, (*overrides, *changes))))
     lines = list(_describe_candidates(tried_candidates, not_compiled, is_measured=is_measured))
     if changes:
-        gain, own_settings = "", tried_candidates[0]
-        if "seconds" in own_settings:
-            gain = (
-                f", {own_settings['seconds'] / best['seconds']:.2f} × as fast as the job as it is"
-            )
+        gain, current = "", tried_candidates[0]
+        if "seconds" in current:
+            gain = f", {current['seconds'] / best['seconds']:.2f} × as fast as the job as it is"
         command = f"launcher run {job_file} {shlex.join(changes)}"
         lines.append(f"best: {_describe_outcome(best)}{gain}")
         lines.append(f"  {command if target is None else f'written to {target}'}")
@@ -421,7 +419,7 @@ def tune_command(
 def _search_candidates(
     job: JobSpec, job_folder: Path, over: Sequence[str], most: int, *, is_measured: bool
 ) -> tuple[list[Data], list[Data]]:
-    """Return the candidates that were compiled, in their order, and those that were not."""
+    """Return the candidates that the search tried, in its order, and those that it did not try."""
     assert job.train is not None
     arguments = ["--chips", estimate.describe_chips(job), "--over", *over, "--most", str(most)]
     environ = estimate.traced_environ(job, job.train, job_folder)
@@ -455,8 +453,8 @@ def _describe_candidates(
     lowest_peak = float("inf")
     for candidate in compiled:
         peak = candidate["peak"]
-        # Times of a step: the one that candidates are compared by, the compiled program's, and the
-        # estimate before compilation.
+        # The step time by which candidates are compared, the one modelled from the compiled
+        # program, and the estimate before compilation.
         times = [_format_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
         mark = "*" if peak < lowest_peak else ""
         rows.append([mark, *_candidate_columns(candidate), format_size(peak), *times])
@@ -466,7 +464,7 @@ def _describe_candidates(
         times = ["", "not compiled", "", _format_time(candidate["expected"])]
         rows.append(["", *_candidate_columns(candidate), *times])
     step_source = "measured here"
-    # Without measurements, the step is the modelled one.
+    # Without measurements, the column of modelled times would repeat the step times.
     if not is_measured:
         rows = [[*row[:-2], row[-1]] for row in rows]
         step_source = "modelled from what the compiler says (docs/plan.md)"
@@ -479,18 +477,18 @@ def _describe_candidates(
     if len(unrefused) > MAX_NOT_COMPILED:
         more = format_count(len(unrefused) - MAX_NOT_COMPILED, "more candidate")
         yield f"{more} not compiled: --most compiles more."
-    refused: dict[str, list[str]] = {}
+    settings_by_reason: dict[str, list[str]] = {}
     for candidate in (*tried_candidates, *not_compiled):
         if "refused" in candidate:
             settings = _describe_settings(candidate["keys"])
-            refused.setdefault(str(candidate["refused"]), []).append(settings)
-    for reason, settings_list in refused.items():
-        more = f" and {len(settings_list) - 1} more" if len(settings_list) > 1 else ""
-        yield f"refused: {settings_list[0]}{more}: {reason}"
+            settings_by_reason.setdefault(str(candidate["refused"]), []).append(settings)
+    for reason, settings_texts in settings_by_reason.items():
+        more = f" and {len(settings_texts) - 1} more" if len(settings_texts) > 1 else ""
+        yield f"refused: {settings_texts[0]}{more}: {reason}"
 
 
 def _rank_correlation(candidates: Sequence[Data]) -> float | None:
-    """Return Spearman's correlation of measured and modelled times; None for fewer than three."""
+    """Return Spearman's correlation of measured and modelled times, None for fewer than three."""
     modelled_candidates = [
         candidate for candidate in candidates if candidate["modelled"] is not None
     ]

@@ -1,8 +1,8 @@
 """`launcher profile`: a trace of the next steps of a run, and where they spend their time.
 
-The agents of the run are asked for a profile, and then for the state of their processes until these
-have ended. An agent accepts such requests from its own host only: here over loopback, in a pod by
-port-forward.
+The command asks the agents of the run for a profile, and then polls them until every process has
+finished or failed to trace. An agent accepts such requests only from its own host, which is over
+loopback here and by port-forward in a pod.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.status import list_agents
 
-# The largest number of hosts that are profiled. Of more hosts, only host 0 is.
+# The largest number of hosts that are profiled. With more hosts, only host 0 is.
 MAX_HOSTS = 8
 _POLL_S = 1.0
 # Tries of a GET request to a cluster.
@@ -40,15 +40,15 @@ Answer = Mapping[str, Any]
 
 
 class AgentUnreachableError(Exception):
-    """The agent no longer answers: its run ended, or is restarting."""
+    """An agent does not answer, because its run has ended or is restarting."""
 
 
 class Agent(NamedTuple):
-    """The agent of a host, and how to send it a request."""
+    """The agent of a host, and a function that sends it a request."""
 
     # A name such as "host 0".
     name: str
-    # Maps method and target to HTTP status and answer. Raises Gone.
+    # Maps method and target to HTTP status and answer. Raises AgentUnreachableError.
     send_request: Callable[[str, str], tuple[int, Answer]]
 
 
@@ -126,7 +126,7 @@ def local_agents(folder: Path) -> list[Agent]:
     """Return the agents of a run on this machine. Raises UserError if they are not running here."""
     try:
         agents = [
-            Agent(f"host {agent.host}", _loopback_request(agent.address))
+            Agent(f"host {agent.host}", _loopback_sender(agent.address))
             for agent in list_agents(folder)
         ]
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def local_agents(folder: Path) -> list[Agent]:
     return agents
 
 
-def _loopback_request(address: str) -> Callable[[str, str], tuple[int, Answer]]:
+def _loopback_sender(address: str) -> Callable[[str, str], tuple[int, Answer]]:
     def send_request(method: str, target: str) -> tuple[int, Answer]:
         connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_S)
         try:
@@ -162,13 +162,13 @@ def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
         hint = f"see `launcher explain -n {namespace} {name}`."
         raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
     port = hosts.metrics_port(jobset)
-    assert port is not None, "the JobSet is ours"
+    assert port is not None, "every JobSet of the launcher has a metrics port"
     return [
-        Agent(host.name, _forwarded_request(cluster, namespace, host.pod, port)) for host in running
+        Agent(host.name, _forwarding_sender(cluster, namespace, host.pod, port)) for host in running
     ]
 
 
-def _forwarded_request(
+def _forwarding_sender(
     cluster: Cluster, namespace: str, pod: str, port: int
 ) -> Callable[[str, str], tuple[int, Answer]]:
     def send_request(method: str, target: str) -> tuple[int, Answer]:
@@ -193,7 +193,7 @@ def _forwarded_request(
 def profile_agents(
     agents: Sequence[Agent], steps: int, say: Callable[[str], None]
 ) -> dict[int, Answer]:
-    """Return the last answer of each rank, its `state` done, failed or gone."""
+    """Profile the next steps, and return the last answer of each rank: done, failed or gone."""
     if len(agents) > MAX_HOSTS:
         say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
         agents = agents[:1]
@@ -219,7 +219,7 @@ def profile_agents(
 def _start_profile(
     agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]
 ) -> Answer | None:
-    """Return the agent's answer, or print its refusal. Raises UserError if the first refuses."""
+    """Ask an agent for a profile. Prints its refusal, or raises UserError if it is the first."""
     try:
         status, answer = agent.send_request("POST", f"/profile?steps={steps}")
     except AgentUnreachableError as error:
@@ -252,7 +252,7 @@ def _poll_profile(
 
 
 def _answers_by_rank(answer: Answer) -> dict[int, Answer]:
-    return {int(rank): of_rank for rank, of_rank in answer["ranks"].items()}
+    return {int(rank): rank_answer for rank, rank_answer in answer["ranks"].items()}
 
 
 def _has_ended(answer: Answer) -> bool:

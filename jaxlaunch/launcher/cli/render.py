@@ -1,4 +1,4 @@
-"""`launcher render`: a job as the manifests that run it."""
+"""`launcher render`: print the manifests of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher report`, `compare` and `dashboard`: pages of one run, of some, and of all."""
+"""`launcher report`, `compare` and `dashboard`: pages of one run, of several, or of all."""
 
 from __future__ import annotations
 
@@ -191,18 +191,18 @@ def dashboard_command(
 def _make_runs_server(
     folder: Path | None, namespaces: Sequence[str], context: str | None, port: int
 ) -> PageServer:
-    """Return the server of the runs here and the jobs of namespaces, and print its address."""
+    """Return the server of the runs here and the jobs of namespaces. Prints its address."""
     from jaxlaunch.launcher.report.server import RunCatalog, Server
 
     runs_folder: Path | None = folder or run_folders.RUNS_FOLDER
-    is_cluster = bool(namespaces) or context is not None
+    has_cluster = bool(namespaces) or context is not None
     if runs_folder is not None and not runs_folder.is_dir():
-        if folder is not None or not is_cluster:
+        if folder is not None or not has_cluster:
             raise UserError(
                 f"{runs_folder} is not a folder.", "name the folder that holds your runs."
             )
         runs_folder = None
-    jobs = _make_jobs_reader(namespaces, context) if is_cluster else None
+    jobs = _make_jobs_reader(namespaces, context) if has_cluster else None
     server = Server(RunCatalog(None if runs_folder is None else runs_folder.absolute(), jobs), port)
     output.show_lines(server.page_url)
     return server
@@ -228,7 +228,7 @@ def _make_viewers_server(
         message = "--in-cluster needs a namespace."
         raise UserError(message, "name those whose jobs it shows, each with -n NAMESPACE.")
     kubeconfig.pod_server_url()
-    # Process 1 of a pod would otherwise ignore the signal.
+    # Process 1 of a pod ignores signals that have no handler.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def read_jobs(token: str, namespace: str) -> JobRows:

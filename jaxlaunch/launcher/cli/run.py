@@ -19,7 +19,7 @@ from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.logs.lines import Selection
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.local.held_output import adds_to_sentence, root_exception
+from jaxlaunch.launcher.local.held_output import adds_to_message, root_exception
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd
 from jaxlaunch.launcher.local.run import run_job as run_job
 from jaxlaunch.launcher.wording import escape_controls
@@ -29,7 +29,7 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder, start_rows
 
 _HINT = "name another folder with --run-dir."
-# At the end, so many lines are shown of the output of a rank that was not shown.
+# The lines that are shown at the end of the output of a failed rank that was hidden.
 _MAX_OUTPUT_LINES = 10
 
 
@@ -85,7 +85,7 @@ def run_command(
     local = LocalRun(folder, job_folder, mounts, simulate, take_over, words, hides_echoes)
     selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
     lines.check_ranks_exist(selection, job.processes)
-    # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
+    # The live block needs a terminal that can erase lines.
     is_dumb = os.environ.get("TERM", "dumb") == "dumb"
     is_live = not plain and sys.stderr.isatty() and not is_dumb
     context, printer = _make_live_block(folder) if is_live else None, output.Printer(selection)
@@ -113,7 +113,7 @@ def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
     """Raise UserError if the folder has the user's job file, or checkpoints of another job."""
     subject = f"The run folder {folder} is"
     is_run_job = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
-    # The job file of a run may be used to start the run again.
+    # The job.yaml in the folder of a run may be used to start the run again.
     if is_run_job and not (folder / layout.LOCK).exists():
         message = f"{subject} the job file's own: the run would overwrite {job_file}."
         raise UserError(message, _HINT)
@@ -123,14 +123,17 @@ def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
     try:
         earlier_job = jobs.read_run_job(folder)
     except UserError:
-        # The file is of another version, or no job.
+        # The file is invalid, or of another version.
         return
     if earlier_job.name != job.name:
         message = f"{subject} that of job {earlier_job.name}, this job is {job.name}."
         raise UserError(message, _HINT)
     if (earlier_job.train is None) != (job.train is None):
-        had, has = ("train" if spec.train is not None else "command" for spec in (earlier_job, job))
-        raise UserError(f"{subject} that of a job with {had}:, this job has {has}:.", _HINT)
+        earlier_key, key = (
+            "train" if spec.train is not None else "command" for spec in (earlier_job, job)
+        )
+        message = f"{subject} that of a job with {earlier_key}:, this job has {key}:."
+        raise UserError(message, _HINT)
 
 
 def _make_live_block(folder: Path) -> AbstractContextManager[object]:
@@ -140,7 +143,7 @@ def _make_live_block(folder: Path) -> AbstractContextManager[object]:
 
 
 def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
-    """Show how the run ended, with the traceback if the lines of its rank were not shown."""
+    """Show the result of the run, after the traceback of a rank whose lines were not shown."""
     summary, verdict, is_done = end.summary, end.summary["verdict"], end.code == contract.DONE
     step = summary["step"] if verdict["step"] is None or is_done else verdict["step"]
     is_interrupt = verdict["cause"] == contract.INTERRUPTED
@@ -155,7 +158,7 @@ def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
             outcome += f" at step {end.reached_step}"
         path = path.parent / layout.start_file(end.start, layout.SUMMARY)
     pointer = f"see {path}" if path.exists() else f"{path} could not be written"
-    # The cause comes last.
+    # The result comes last, because a terminal shows the end.
     _show_traceback(codec.read_record(Verdict, verdict), selection)
     output.show_messages(f"{outcome}: {verdict['message']} (exit {end.code}); {pointer}")
     if (page := troubleshooting.command_for_code(end.code)) is not None:
@@ -164,14 +167,15 @@ def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
 
 def _show_traceback(verdict: Verdict, selection: Selection) -> None:
     """Show the traceback, or the last output, of a rank whose lines were not shown."""
-    # An error that a person can fix has no traceback.
+    # The message says everything about an error that the user can fix.
     is_fixable = contract.outcome_for_code(verdict.code).is_user_fixable
     if not verdict.traceback or verdict.rank is None or is_fixable:
         return
-    if not selection.matches_any_rank((verdict.rank,)):
-        # The sentence of the verdict follows.
-        lines = verdict.traceback.splitlines()
-        lines = [line for line in lines if adds_to_sentence(line, verdict.failure)]
-        if root_exception(verdict.failure) is None:
-            lines = [f"[{verdict.rank}] {line}" for line in lines[-_MAX_OUTPUT_LINES:]]
-        output.show_lines(*lines, is_result=False)
+    if selection.matches_any_rank((verdict.rank,)):
+        return
+    lines = verdict.traceback.splitlines()
+    # The message of the verdict follows.
+    lines = [line for line in lines if adds_to_message(line, verdict.failure)]
+    if root_exception(verdict.failure) is None:
+        lines = [f"[{verdict.rank}] {line}" for line in lines[-_MAX_OUTPUT_LINES:]]
+    output.show_lines(*lines, is_result=False)

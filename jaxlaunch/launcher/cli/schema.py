@@ -23,7 +23,7 @@ from jaxlaunch.launcher.job.introspection import (
 )
 from jaxlaunch.launcher.job.schema import JobSpec
 
-# Examples belong in a message and not in every row of a table.
+# Examples in the descriptions of types are left out of the tables.
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")
 _DEFAULT = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
@@ -76,7 +76,8 @@ def job_page() -> str:
 
 def _render_sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     text = inspect.getdoc(model) or ""
-    summary, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
+    summary = text.split("\n\n")[0].replace("\n", " ")
+    example = "\n\n".join(_FENCED.findall(text))
     yield f"## {_section_title(model, path)}\n\n{summary}\n\n{example}\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
     fields = block_fields(model)
@@ -113,7 +114,7 @@ def _format_row(name: str, field: FieldInfo) -> str:
 
 
 def _default_cells(field: FieldInfo) -> tuple[str, str]:
-    """Return the cells of the default and of the meaning, which states a default of None."""
+    """Return the default and the meaning. A meaning that states the default is shortened."""
     meaning, value = field.description or "", field.default
     if field.is_required():
         return "required", meaning

@@ -1,4 +1,4 @@
-"""`launcher status` and `explain`: the state of one job on one screen, and why it is in it."""
+"""`launcher status` and `explain`: the state of one job, and the reason for it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def status_command(
 
 
 def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
-    """Yield the lines of one job: its result, its state, its numbers, and on request its tables."""
+    """Yield the lines of a job: its result, state and numbers, and if wide its tables."""
     status = view.status
     if status.verdict is not None:
         yield f"{status.verdict['cause']} ({status.verdict['code']}): {status.verdict['message']}"
@@ -72,7 +72,7 @@ def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
 
 def _list_numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     renderer = Renderer(status.name, status.namespace)
-    # The job needs no host any more.
+    # A job that has ended needs no hosts.
     if status.state in FINAL_STATES:
         hosts, ranks = f"{status.hosts}, {status.state.value.lower()}", ""
     else:
@@ -115,9 +115,9 @@ def _remaining_s(status: JobStatus) -> float | None:
 
 
 def _describe_refusal(status: JobStatus) -> str:
-    if (refused := status.refused_start) is None:
+    if (refusal := status.refused_start) is None:
         return ""
-    return f"start {refused['start']}: {refused['message']} (exit {refused['code']})"
+    return f"start {refusal['start']}: {refusal['message']} (exit {refusal['code']})"
 
 
 def _describe_checkpoint(status: JobStatus) -> str:

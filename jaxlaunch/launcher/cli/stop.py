@@ -1,4 +1,4 @@
-"""`launcher stop` and `delete`: end a job or run after it has saved; remove a job."""
+"""`launcher stop` and `delete`: end a job or a run after it has saved, or delete a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxlaunch.launcher.sweep.table import LOCK, SweepTable
 from jaxlaunch.launcher.wording import format_duration
 from jaxlaunch.runs.layout import find_holder
 
-# Seconds to wait after the grace period of the pods.
+# How long stop and delete wait after the grace period.
 _STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0
 # The grace period of a run whose job cannot be read.
 _GRACE_S = 60.0
@@ -67,9 +67,9 @@ def stop_command(
     if (end := terminal_state(jobset)) is not None:
         raise UserError(f"Job {name} is already {end}: there is nothing to stop.")
     snapshot = collect.read_snapshot(cluster, jobset["metadata"]["namespace"], name)
-    assert isinstance(snapshot, Snapshot), "it was just read"
-    leaving = lifecycle.StoppingPods(cluster, jobset)
-    last_words = lifecycle.FinalRecords(cluster, snapshot)
+    assert isinstance(snapshot, Snapshot), "the JobSet was just read"
+    stopping_pods = lifecycle.StoppingPods(cluster, jobset)
+    final_records = lifecycle.FinalRecords(cluster, snapshot)
     lifecycle.stop_job(cluster, jobset)
     if no_wait:
         lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
@@ -77,17 +77,17 @@ def stop_command(
         return 0
     if limit_s is None:
         limit_s = lifecycle.grace_period_s(jobset) + _STOP_MARGIN_S
-    leave_result, now = leaving.wait_until_gone(limit_s), datetime.now(UTC)
+    wait_result, now = stopping_pods.wait_until_gone(limit_s), datetime.now(UTC)
     snapshot = dataclasses.replace(
         snapshot,
         now=now,
-        pods=leave_result.pods or snapshot.pods,
-        records=last_words.read_records(),
+        pods=wait_result.pods or snapshot.pods,
+        records=final_records.read_records(),
     )
     lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
     if snapshot.report.attempt_end is not None:
         output.show_messages(snapshot.report.attempt_end.verdict.message)
-    if not leave_result.is_over:
+    if not wait_result.is_over:
         return _show_timeout(jobset["metadata"]["namespace"], name, limit_s)
     output.show_lines(f"{JOBSETS.qualified_name(name)} stopped")
     return 0
@@ -104,7 +104,7 @@ def _run_grace_s(run: Run) -> float:
 
 
 def _stop_run(run: Run, limit_s: float | None) -> int:
-    """Stop a run of this machine and return the exit code; without `limit_s` it does not wait."""
+    """Stop a run of this machine, wait `limit_s` if given, and return the exit code."""
     run_folders.stop_run(run)
     if limit_s is None:
         output.show_lines(f"run/{run.name} stopping")
@@ -122,11 +122,11 @@ def _stop_run(run: Run, limit_s: float | None) -> int:
 
 
 def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> int:
-    """Stop all runs of a sweep, through its leader if there is one; return the exit code."""
+    """Stop all runs of a sweep, through its launcher if that runs, and return the exit code."""
     name = sweep.folder.name
-    if (place := sweep.settings.get("cluster")) is not None:
-        cluster = Cluster.connect(place["context"], output.show_messages)
-        return _stop_jobs(sweep, cluster, place["namespace"] or cluster.namespace)
+    if (target := sweep.settings.get("cluster")) is not None:
+        cluster = Cluster.connect(target["context"], output.show_messages)
+        return _stop_jobs(sweep, cluster, target["namespace"] or cluster.namespace)
     leader = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
     active_runs = [run for run in run_folders.list_runs(sweep.folder) if run.holder is not None]
     if leader.holder is not None:

@@ -1,4 +1,4 @@
-"""`launcher submit`: submit a job, and on request follow its lines or wait for its end."""
+"""`launcher submit`: submit a job, and optionally follow its logs or wait for its end."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from jaxlaunch.launcher.manifests.jobset import PreparedJob, prepare
 
 
 class Submit(click.Command):
-    """Takes `--dry-run` and `--dry-run=server`; the argument after it is the job file."""
+    """Command whose option --dry-run has an optional value, only with an equals sign."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, with `--dry-run` written out."""
+        """Parse as click does. `--dry-run` alone means `--dry-run=client`."""
         args = ["--dry-run=client" if arg == "--dry-run" else arg for arg in args]
         return super().parse_args(ctx, args)
 
@@ -139,9 +139,9 @@ def submit_command(
 
 
 def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -> str:
-    """Submit jobs one after the other, as the command does with one; return the namespace.
+    """Submit jobs one after the other, as the command submits one, and return the namespace.
 
-    A dry run only prints them.
+    A dry run only prints their manifests.
     """
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = files[0].spec.namespace or cluster.namespace
@@ -168,7 +168,7 @@ def _prepare_job(
 
 
 def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
-    """Return the cluster's own defaults, and say where they are."""
+    """Return the defaults of the cluster, and print where they are."""
     default_values, source = cluster_defaults.find_defaults(cluster, namespace)
     if source is not None:
         output.show_messages(f"the cluster defaults are in {source}")
@@ -190,22 +190,28 @@ def _show_submitted(submitted: SubmitResult, form: str) -> None:
 
 
 def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: float | None) -> int:
-    """Wait until a job is over, on request with its lines; return its exit code."""
+    """Wait until a job has ended, follow its logs if asked, and return its exit code."""
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     say = output.show_messages
     try:
         show_state = ignore_message if is_following else say
-        waiting = BackgroundWait(cluster, jobset, limit_s, show_state)
+        wait = BackgroundWait(cluster, jobset, limit_s, show_state)
         if is_following:
-            chosen = lines.default_selection(hosts.initial_members(jobset).process_count)
-            if chosen.ranks is not None:
+            selection = lines.default_selection(hosts.initial_members(jobset).process_count)
+            if selection.ranks is not None:
                 command = f"launcher logs -n {namespace} -f {name} --rank N"
                 say(f"showing rank 0 alone; `{command}` shows others")
-            show, is_over = output.Printer(chosen).show_line, waiting.is_over
+            show, is_over = output.Printer(selection).show_line, wait.is_over
             follow.follow_logs(
-                cluster, namespace, name, selection=chosen, show=show, say=say, should_stop=is_over
+                cluster,
+                namespace,
+                name,
+                selection=selection,
+                show=show,
+                say=say,
+                should_stop=is_over,
             )
-        status = waiting.result()
+        status = wait.result()
     except WaitTimeoutError:
         command = f"launcher status -n {namespace} {name}"
         say(f"{name} has not ended and keeps running. `{command}` shows its state")

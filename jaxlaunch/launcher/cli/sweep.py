@@ -139,10 +139,10 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
         show = None
         if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             show = _show_progress
-        sweep_leader = runner.SweepRunner(table, runs, plan, output.show_messages, show)
-        sweep_leader.run_members(lock)
+        sweep_runner = runner.SweepRunner(table, runs, plan, output.show_messages, show)
+        sweep_runner.run_members(lock)
     _show_runs(table, runs)
-    if sweep_leader.is_stopped:
+    if sweep_runner.is_stopped:
         return contract.PREEMPTED
     return int(any(member.state is RunState.FAILED for member in runs))
 
@@ -187,8 +187,8 @@ def _make_plan(
         raise UserError(message, "give --rungs in steps, such as 100,200.")
 
     def make_command(member: Member) -> list[str]:
-        """Return the `launcher run` of a run. Raises UserError if the file has changed since."""
-        if _digest_job(job_file, member.changes, member.name) != member.job:
+        """Return the command of a run. Raises UserError if its job has changed."""
+        if _digest_job(job_file, member.changes, member.name) != member.job_digest:
             message = f"{job_file} has changed since the sweep began."
             raise UserError(message, "restore it, or begin another sweep.")
         program = [sys.executable, "-P", "-m", "jaxlaunch.launcher.cli.main"]
@@ -204,7 +204,7 @@ def _make_plan(
         is_higher_better=is_higher_better,
         rungs=rungs,
         may_pause=job.train is not None,
-        command=make_command,
+        make_command=make_command,
     )
 
 
@@ -220,17 +220,18 @@ def _parse_rungs(text: str) -> list[float]:
 
 
 def _show_progress(lines: Sequence[str]) -> None:
-    """Show the runs that train below the messages, as many as a terminal has room for."""
+    """Show the runs that train as status lines, in at most half of the terminal."""
     room = max(1, shutil.get_terminal_size().lines // 2)
     more = len(lines) - room
     output.show_status(*lines[:room], *([f"and {more} more"] if more > 0 else ()))
 
 
 def _show_runs(table: SweepTable, members: Sequence[Member]) -> None:
-    """Write the table of the runs, the best of those that are done first, and name that."""
+    """Show the table of the runs, the best of the finished ones first, and name the best."""
     metric = table.settings["metric"]
     sign = 1 if table.settings["mode"] == "max" else -1
-    ranked, done = list[tuple[tuple[bool, bool, float], list[str]]](), dict[str, float]()
+    rows_by_key = list[tuple[tuple[bool, bool, float], list[str]]]()
+    done = dict[str, float]()
     for member in members:
         has_folder = member.folder.is_dir()
         step, value = runner.newest_values(member, metric) if has_folder else ("-", None)
@@ -238,10 +239,10 @@ def _show_runs(table: SweepTable, members: Sequence[Member]) -> None:
         is_done = member.state is RunState.DONE
         if value is not None and is_done:
             done[member.name] = value
-        rank = not is_done, value is None, -sign * (value or 0.0)
+        sort_key = not is_done, value is None, -sign * (value or 0.0)
         row = [member.name, member.state.value, step, text, " ".join(member.changes)]
-        ranked.append((rank, row))
-    rows = [row for _, row in sorted(ranked, key=lambda item: item[0])]
+        rows_by_key.append((sort_key, row))
+    rows = [row for _, row in sorted(rows_by_key, key=lambda item: item[0])]
     output.show_table([["RUN", "STATE", "STEP", metric.upper(), "VALUES"], *rows], 1)
     if not done:
         output.show_lines(f"no run that is done has {metric}")
@@ -263,14 +264,10 @@ def _submit_members(
     job_file: Path,
 ) -> int:
     """Submit each run as a job with the sweep's label. Existing jobs are not changed."""
-    # Imported here with the clients of a cluster, which a sweep on this machine does not need.
+    # Imported here, because a sweep on this machine does not need the client of a cluster.
     from jaxlaunch.launcher.cli import submit
 
-    sweep, context, is_rehearsal = (
-        sweep_settings["sweep"],
-        settings["context"],
-        settings["is_rehearsal"],
-    )
+    sweep, context = sweep_settings["sweep"], settings["context"]
     changes = [f"labels.{SWEEP_LABEL}={sweep}"]
     if settings["namespace"] is not None:
         changes.append(f"namespace={settings['namespace']}")
@@ -278,7 +275,7 @@ def _submit_members(
         jobs.read_job(job_file, [*member.changes, f"name={member.name}", *changes])
         for member in members.values()
     ]
-    if is_rehearsal:
+    if settings["is_rehearsal"]:
         submit.submit_jobs(files, context, is_rehearsal=True)
         return 0
     table.folder.mkdir(parents=True, exist_ok=True)

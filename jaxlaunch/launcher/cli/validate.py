@@ -1,4 +1,4 @@
-"""`launcher init` and `validate`: a starter job, and all faults or the request of a job."""
+"""`launcher init` and `validate`: write a starter job, and check a job."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def init_command(name: str | None, kind: str) -> None:
     file = Path("job.yaml" if name is None else f"{name}.yaml")
     title = name or {"classify": "digits", "command": "program"}.get(kind, kind)
     module = title.replace("-", "_").replace(".", "_")
-    words = {"@FILE@": str(file), "@NAME@": title, "@MODULE@": module}
+    placeholders = {"@FILE@": str(file), "@NAME@": title, "@MODULE@": module}
     texts = {}
     for path, starter in ((file, f"{kind}.yaml"), (Path(f"{module}.py"), f"{kind}.py.txt")):
         if (STARTERS / starter).exists():
             text = (STARTERS / starter).read_text(encoding="utf-8")
-            for word, value in words.items():
-                text = text.replace(word, value)
+            for placeholder, value in placeholders.items():
+                text = text.replace(placeholder, value)
             texts[path] = text
-    # An invalid NAME is refused before anything is written.
+    # An invalid NAME is an error before anything is written.
     jobs.parse_job(texts[file], str(file))
     if existing := [path for path in texts if path.exists()]:
         raise UserError(f"{existing[0]} already exists.", "choose another name.")
@@ -118,9 +118,9 @@ def _batch_layout(train: TrainSpec, devices: int) -> dict[str, Any]:
 
 
 def _list_smaller_gangs(job: JobSpec) -> list[dict[str, Any]]:
-    """Return devices, mesh and batch of the job on each smaller number of hosts.
+    """Return the devices, mesh and batch of the job on each smaller number of hosts.
 
-    If its task determines the batch, only the devices are known.
+    If the task determines the batch, only the devices are known.
     """
     rows = []
     for hosts in reversed([hosts for hosts in job.trainable_host_counts if hosts < job.hosts]):
@@ -131,7 +131,7 @@ def _list_smaller_gangs(job: JobSpec) -> list[dict[str, Any]]:
 
 
 def describe_request(job: JobSpec) -> list[str]:
-    """Return the request of a job as lines."""
+    """Return lines about the request of a job."""
     summary = summarize_job(job)
     devices = f"{checks.describe_devices(job)} of type {job.accelerator.type}"
     per_process = format_count(job.devices_per_process, "device")

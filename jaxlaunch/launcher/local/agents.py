@@ -1,8 +1,9 @@
-"""The agents of a run on this machine: their file, one generation, and leftover processes.
+"""Agents of a run on this machine: pack them, run one generation, and kill leftover processes.
 
-The file is made once, in the user's cache, for all runs of one version. In a pod no process
-outlives the container. Here a program outlives a killed agent if a wrapper such as `sh -c` is
-between them, because only the wrapper dies with the agent.
+All runs of one version share a packed agent in the user's cache. In a pod no process outlives the
+container. Here a program outlives a killed agent if a wrapper such as `sh -c` is between them,
+because only the wrapper dies with the agent. Such orphans are found by the uid of the run in their
+environment.
 """
 
 from __future__ import annotations
@@ -30,40 +31,41 @@ from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import Lock
 
 PACKED_NAME = "agent-{}.pyz"
-_MAX_UNUSED_FILES, _MIN_AGE_S = 5, 86_400.0
+# Other packed agents are removed, except for the most recent ones and those of the last day.
+_MAX_RECENT_FILES, _RECENT_S = 5, 86_400.0
 # Agents cut lines at half of this length, and put the rank before them.
 _MAX_LINE = 2 * contract.MAX_LINE
-# A process that still lives this long after SIGKILL is given up.
+# The longest wait for killed processes to end.
 KILL_TIMEOUT_S = 10.0
 POLL_S = 0.02
 # If the folder does not exist, as on macOS, no process is found.
 _PROC = Path("/proc")
 # The end of an agent's command line.
-_AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")
+_AGENT_COMMAND = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")
 
 
 # --- the packed agent -----------------------------------------------------------------------------
 
 
 def pack_agent(fallback: Path) -> Path:
-    """Return the packed agent, below `fallback` if the cache is not safe to use."""
+    """Return the packed agent from the cache, or from `fallback` if the cache cannot be used."""
     name = PACKED_NAME.format(pack.archive_digest())
     try:
         folder = user_cache.cache_folder("agent")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = _make_file(folder, name)
+        file = _ensure_packed(folder, name)
         _prune_packed(folder)
         return file
     except (OSError, RuntimeError):
         # A RuntimeError means that the user has no home.
-        return _make_file(fallback, name)
+        return _ensure_packed(fallback, name)
 
 
-def _make_file(folder: Path, name: str) -> Path:
-    """Return the file in this folder, created atomically. Raises OSError."""
+def _ensure_packed(folder: Path, name: str) -> Path:
+    """Return the packed agent in a folder, and create it if necessary. Raises OSError."""
     file = folder / name
     if _is_trusted(file):
-        # The modification time tells when the file was last used.
+        # The modification time is the time of the last use.
         os.utime(file)
         return file
     with atomic_file.open_draft(file) as draft:
@@ -84,18 +86,17 @@ def _is_trusted(file: Path) -> bool:
 
 
 def _prune_packed(folder: Path) -> None:
-    """Remove the files of other versions, and drafts of processes that were killed.
+    """Remove packed agents of other versions, and drafts of processes that were killed.
 
-    The last _MAX_UNUSED_FILES that were used stay, and those of the last day: an agent has read all
-    of its own by then.
+    Files that were used within a day stay: an agent has read its whole file by then.
     """
     pattern = PACKED_NAME.format("*")
     files = [*folder.glob(pattern), *folder.glob(f"{pattern}.*{atomic_file.DRAFT_SUFFIX}")]
     # Another run may remove them at the same time.
     with contextlib.suppress(OSError):
         files_by_use = sorted((file.lstat().st_mtime, file) for file in files)
-        for used_at, file in files_by_use[:-_MAX_UNUSED_FILES]:
-            if used_at < time.time() - _MIN_AGE_S:
+        for used_at, file in files_by_use[:-_MAX_RECENT_FILES]:
+            if used_at < time.time() - _RECENT_S:
                 file.unlink()
 
 
@@ -103,32 +104,32 @@ def _prune_packed(folder: Path) -> None:
 
 
 class Gang:
-    """One generation: the agents of a job as child processes, and their output."""
+    """The agents of one generation of a job, as child processes, and their output."""
 
     def __init__(
         self, environ: Mapping[str, str], job: JobSpec, generation: int, lock: Lock
     ) -> None:
         self._selector = selectors.DefaultSelector()
         self._environ, self._job, self._lock = environ, job, lock
-        self._leader, self._generation = f"127.0.0.1:{choose_free_port()}", generation
-        self._packed = pack_agent(lock.folder)
-        # Open streams of each host's agent.
+        self._leader_address, self._generation = f"127.0.0.1:{choose_free_port()}", generation
+        self._packed_agent = pack_agent(lock.folder)
+        # The number of open streams of each host's agent.
         self._open_streams = [0] * job.pod_count
-        # Number of agents of each host that were killed.
+        # The number of lost agents of each host.
         self._lost_agents = [0] * job.pod_count
         self._is_ending = False
         self._agents = [self._start_agent(host) for host in range(job.pod_count)]
 
     def _start_agent(self, host: int) -> subprocess.Popen[bytes]:
         variables = {
-            contract.LEADER: self._leader,
+            contract.LEADER: self._leader_address,
             contract.SLICE: str(host // self._job.pods),
             contract.INDEX: str(host % self._job.pods),
             contract.GENERATION: str(self._generation),
             contract.POD_UID: str(uuid.uuid4()),
         }
         agent = subprocess.Popen(
-            [sys.executable, "-I", str(self._packed)],
+            [sys.executable, "-I", str(self._packed_agent)],
             env={**self._environ, **variables},
             # Nothing reads stdin. It is the lock's descriptor, so that the folder stays locked
             # while an agent lives. The agent's processes do not inherit it.
@@ -151,9 +152,9 @@ class Gang:
                 agent.send_signal(number)
 
     def follow_output(self, output: HeldOutput, say: Callable[[str], None]) -> list[int]:
-        """Pass on every line until the last agent has ended, and return the exit codes, by host.
+        """Pass every line to `output` until the last agent has ended; return exit codes by host.
 
-        An agent that is lost alone is started again, as a Job does with a pod.
+        An agent that is lost alone is started again, as a Job restarts a pod.
         """
         while self._selector.get_map():
             ready = self._selector.select(output.wait_s())
@@ -162,20 +163,21 @@ class Gang:
                 host, splitter = key.data
                 data = os.read(key.fd, 65536)
                 for text in splitter.feed(data) if data else splitter.finish():
-                    output.take_line(parse_line(host, text.decode(errors="replace")))
-                if not data:
-                    self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
-                    self._open_streams[host] -= 1
-                    if self._open_streams[host]:
-                        continue
-                    output.end_host(host)
-                    if self._is_lost(host, self._agents[host].wait()):
-                        say(f"starting another agent for host {host}")
-                        self._agents[host] = self._start_agent(host)
+                    output.handle_line(parse_line(host, text.decode(errors="replace")))
+                if data:
+                    continue
+                self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
+                self._open_streams[host] -= 1
+                if self._open_streams[host]:
+                    continue
+                output.end_host(host)
+                if self._should_replace(host, self._agents[host].wait()):
+                    say(f"starting another agent for host {host}")
+                    self._agents[host] = self._start_agent(host)
         return [agent.wait() for agent in self._agents]
 
-    def _is_lost(self, host: int, code: int) -> bool:
-        """Return whether the agent of a host ended without its gang, which waits for another."""
+    def _should_replace(self, host: int, code: int) -> bool:
+        """Decide whether to start a new agent for a host whose agent has ended with a code."""
         if self._is_ending or not self._job.replaces_hosts:
             return False
         if code in contract.OUTCOMES:
@@ -186,29 +188,29 @@ class Gang:
         return self._lost_agents[host] <= self._job.restarts.crash
 
 
-# --- what agents leave running --------------------------------------------------------------------
+# --- leftover processes ---------------------------------------------------------------------------
 
 
 def kill_orphans(uid: str) -> int:
-    """Kill every process of this user that belongs to run `uid`, and return how many.
+    """Kill every process of this user that belongs to run `uid`, and return their number.
 
-    It kills none while an agent of that run lives: they are its processes.
+    While an agent of the run lives, its processes are no orphans, and none is killed.
     """
-    killed: set[int] = set()
+    killed_pids: set[int] = set()
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while uid and (pids := _find_processes(uid)) and time.monotonic() < deadline:
-        if any(_AGENT.search(_read_proc(pid, "cmdline")) for pid in pids):
+        if any(_AGENT_COMMAND.search(_read_proc(pid, "cmdline")) for pid in pids):
             break
         for pid in pids:
             _kill_process(pid, uid)
-        # Processes that they start meanwhile are found the next time.
-        killed |= pids
+        # Processes that they have started in the meantime are found in the next pass.
+        killed_pids |= pids
         time.sleep(POLL_S)
-    return len(killed)
+    return len(killed_pids)
 
 
 def _find_processes(uid: str) -> set[int]:
-    """Return the processes that were started with the variables of run `uid`; a zombie has none."""
+    """Return the pids of processes with run `uid` in their environment, which no zombie has."""
     names = [entry.name for entry in os.scandir(_PROC)] if _PROC.is_dir() else []
     pids = {int(name) for name in names if name.isdecimal()} - {os.getpid()}
     return {pid for pid in pids if _belongs_to_run(pid, uid)}

@@ -1,6 +1,7 @@
-"""Records of a run on this machine: the begin of a start, and the end of its generations.
+"""Records that the launcher writes when a start of a local run begins and a generation ends.
 
-If agents were killed before they could write the end, their records are completed here.
+Agents record their own attempts. If they were killed before they could do so, their records are
+completed here, from exit codes and from the checkpoints on disk.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from jaxlaunch.runs.run_folder import RunFolder, RunStarts, changed_keys, start_
 
 
 def begin_start(
-    folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]
+    folder: Path, uid: str, job_yaml: str, checkpoints: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Begin start `uid` of the run in `folder`, of the job that is `resolved` as YAML.
+    """Begin start `uid` of the run in `folder`, with the resolved job as YAML.
 
     The records of the last start are closed, and this one gets a folder and a row. A kill at any
     point leaves a folder that the next start can continue from, because `summary.json` is replaced
@@ -52,21 +53,21 @@ def begin_start(
         agents.kill_orphans(earlier_starts[-1].uid)
     close_summary(files, checkpoints)
     starts = RunStarts(files, uid)
-    files.replace_file(starts.file_path(JOB), resolved.encode())
-    changed = dict[str, Any]()
-    if (compared := starts.compared_start) is not None:
+    files.replace_file(starts.file_path(JOB), job_yaml.encode())
+    changes = dict[str, Any]()
+    if (compared_start := starts.compared_start) is not None:
         previous_job: Any = {}
-        file = start_folder(folder, compared.start) / JOB
+        file = start_folder(folder, compared_start.start) / JOB
         with contextlib.suppress(OSError):
             text = regular_files.read_bounded(file, reader.MAX_BYTES).decode(errors="replace")
             previous_job = reader.parse_document(text, JOB).data
-        job = reader.parse_document(resolved, JOB).data
-        changed = dict(changed_keys("", previous_job, job))
-    starts.begin_start(changed, newest_step(checkpoints))
+        job = reader.parse_document(job_yaml, JOB).data
+        changes = dict(changed_keys("", previous_job, job))
+    starts.begin_start(changes, newest_step(checkpoints))
 
 
 def find_reached_step(folder: Path) -> int | None:
-    """Return the step that earlier starts reached if the newest one trained nothing, else None."""
+    """Return the step that earlier starts reached, or None if the newest start has trained."""
     starts = start_rows(RunFolder(folder).read_summary())
     if not starts or starts[-1].has_trained:
         return None
@@ -74,7 +75,10 @@ def find_reached_step(folder: Path) -> int | None:
 
 
 def find_kept_status(folder: Path) -> tuple[str | None, int]:
-    """Return the status that a run keeps after a refused start, and the number of that start."""
+    """Return the status that a refused newest start left unchanged, and that start's number.
+
+    The status is None if the newest start was not refused.
+    """
     summary = RunFolder(folder).read_summary()
     rows = start_rows(summary)
     if summary is None or not rows:
@@ -99,14 +103,14 @@ def end_generation(
 
     Args:
         folder: The run folder.
-        uid: The start.
-        generation: Which set of agents ended.
+        uid: The uid of the start.
+        generation: The number of the generation that ended.
         codes: The exit codes of its agents, by host.
         checkpoints: The folder of the checkpoints, if it is on this machine.
-        is_stopped: Whether the user stopped it.
-        is_interrupt: Whether that was by Ctrl-C.
-        started_at: When the run started, in Unix time; all seconds since then are counted.
-        has_train_block: Whether every step that it saved was in `checkpoints`.
+        is_stopped: Whether the user stopped the run.
+        started_at: Unix time from which the seconds of the run are counted.
+        is_interrupt: Whether the user stopped the run with Ctrl-C.
+        has_train_block: Whether the job has a train block, whose saves are all in `checkpoints`.
     """
     starts, deleted_step = RunStarts(folder, uid), None
     stop_reason = None
@@ -114,7 +118,7 @@ def end_generation(
         stop_reason = StopReason.INTERRUPT if is_interrupt else StopReason.USER
     records, summary = folder.read_records(uid), starts.read_own_summary()
     is_open = run_folder.find_unfinished_attempt(folder, uid, records) is not None
-    # Not a single agent wrote anything.
+    # No agent of this generation wrote a summary.
     if summary is None or summary.of is None or summary.of.generation < generation:
         now, attempt = time.time(), len(records) + 1
         if summary is None:
@@ -151,7 +155,7 @@ def end_generation(
         # Agents that were lost could not report that the run makes no progress.
         final = history.decide_next(records, 0, all_hosts_alive=False).verdict
     clock = dict.fromkeys(contract.CLOCK_CAUSES, 0.0) | dict(summary.seconds)
-    # These are the seconds that the agents took to end.
+    # The agents took the remaining seconds to end.
     clock["down"] += max(0.0, time.time() - started_at - sum(clock.values()))
     restarts = history.restarts_by_cause(records) if records else summary.restarts
     summary = dataclasses.replace(summary, verdict=final, restarts=restarts, seconds=clock)
@@ -184,7 +188,7 @@ def _with_recorded_verdict(summary: Summary, verdict: Verdict) -> Summary:
 def _with_saved_step(
     summary: Summary, checkpoints: Path | None, starts: RunStarts, records: Sequence[AttemptRecord]
 ) -> Summary:
-    """Return the summary with a saved step that its killed agents had no time to report."""
+    """Add a step on disk that the killed agents had no time to report."""
     saved_step = newest_step(checkpoints)
     if saved_step is None or (summary.committed is not None and saved_step <= summary.committed):
         return summary
@@ -192,8 +196,7 @@ def _with_saved_step(
     progress = summary.of
     if progress is None:
         return summary
-    # The attempt may not have had the time to write its first step either. It began after the
-    # newest step then.
+    # An attempt that was killed before it reported its first step began after the newest saved one.
     first_step = progress.first_step or 1 + max(
         history.newest_saved_step(records) or 0, starts.earlier_saved_step
     )
@@ -210,10 +213,10 @@ def _with_saved_step(
 
 
 def newest_step(checkpoints: Path | None) -> int | None:
-    """Return the newest complete step in a folder of checkpoints; its manifest is written last.
+    """Return the newest complete step in a folder of checkpoints, or None.
 
-    It is None if there is no step, or if the storage does not answer, which the run's own processes
-    report.
+    A step is complete when it has a manifest, which is written last. Errors of the storage are
+    ignored, because the run's own processes report them.
     """
     names: list[str] = []
     if checkpoints is not None:
@@ -223,7 +226,7 @@ def newest_step(checkpoints: Path | None) -> int | None:
 
 
 def _is_deleted(step: int | None, checkpoints: Path | None) -> bool:
-    """Return whether a saved step was deleted after the agents last looked."""
+    """Return whether a step that the agents reported as saved no longer exists."""
     if step is None or checkpoints is None:
         return False
     try:
@@ -242,10 +245,10 @@ def _verdict_for_codes(
     stop_reason: StopReason | None,
     deleted_step: int | None,
 ) -> Verdict:
-    """Return the verdict on agents that wrote none, by their exit codes.
+    """Return the verdict on agents that recorded none, from their exit codes.
 
-    Agents that were not killed exit with the gang's code. `deleted_step` is a saved step that
-    somebody has deleted.
+    Agents that were not killed exit with the gang's code. `deleted_step` is a saved step that no
+    longer exists.
     """
     step, agent_codes = summary.step, [code for code in codes if code >= 0]
     if agent_codes and agent_codes[0] in contract.OUTCOMES:
@@ -272,21 +275,21 @@ def _complete_verdict(
     checkpoints: Path | None,
     deleted_step: int | None,
 ) -> Summary:
-    """Return the summary with facts that its agents could not see.
+    """Add facts to the verdict that the agents could not see.
 
     These are the signal that killed the agent of a lost host, a step on disk that no process had
-    the time to report, and a recorded step that is `deleted_step`.
+    the time to report, and that the recorded step no longer exists (`deleted_step`).
     """
     verdict = summary.verdict
     assert verdict is not None
 
-    def with_signal(lost: LostHost) -> LostHost:
-        code = codes[lost.host] if lost.host < len(codes) else 0
-        return dataclasses.replace(lost, agent_signal=-code) if code < 0 else lost
+    def with_signal(lost_host: LostHost) -> LostHost:
+        code = codes[lost_host.host] if lost_host.host < len(codes) else 0
+        return dataclasses.replace(lost_host, agent_signal=-code) if code < 0 else lost_host
 
-    recorded, failure = summary, verdict.failure.with_lost_hosts(with_signal)
+    recorded_summary, failure = summary, verdict.failure.with_lost_hosts(with_signal)
     summary = _with_saved_step(summary, checkpoints, starts, records[:-1])
-    has_newer_step = summary.committed != recorded.committed
+    has_newer_step = summary.committed != recorded_summary.committed
     if (stop := failure.stop) is not None:
         if stop.outcome is StopOutcome.NOT_SAVED and has_newer_step:
             failure = failure.with_stop(committed_step=summary.committed)
@@ -296,7 +299,7 @@ def _complete_verdict(
         verdict = verdict.with_failure(failure)
     if 0 in failure.lost_host_numbers:
         verdict = dataclasses.replace(verdict, step=summary.step)
-    if records and records[-1].verdict == recorded.verdict and summary.of is not None:
+    if records and records[-1].verdict == recorded_summary.verdict and summary.of is not None:
         record = dataclasses.replace(records[-1], verdict=verdict)
         if has_newer_step:
             first, last = summary.of.first_committed, summary.of.last_committed

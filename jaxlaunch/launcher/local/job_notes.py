@@ -1,6 +1,6 @@
 """Notes of `validate` on the data, modules and shell scripts of a job, from local files.
 
-Of data only names and sizes are read, and no module of the job is imported.
+Only names and sizes of data files are read, and no module of the job is imported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jaxlaunch.launcher.job.shell_notes import find_exit_code_notes
 from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.trainer.spec import Mixture, PublishedModel, Source
 
-# A longer script of a shell is cut.
+# The part of a shell script that is read.
 MAX_SCRIPT_BYTES = 1 << 18
-# The largest number of files that is counted in a folder of images.
+# The largest number of files that are counted in a folder.
 MAX_FILES = 100_000
 _MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
@@ -95,9 +95,9 @@ def _is_local_path(job: JobSpec, path: str) -> bool:
     return "://" not in path and not any(map(PurePosixPath(path).is_relative_to, mounts))
 
 
-def _find_files(pattern: Path, is_deep: bool) -> list[str]:
+def _find_files(pattern: Path, is_recursive: bool) -> list[str]:
     if pattern.is_dir():
-        paths = pattern.rglob("*") if is_deep else pattern.iterdir()
+        paths = pattern.rglob("*") if is_recursive else pattern.iterdir()
         files = (str(path) for path in paths if path.is_file())
         return list(itertools.islice(files, MAX_FILES))
     names = [str(pattern)] if pattern.is_file() else glob.glob(str(pattern), recursive=True)
@@ -107,13 +107,13 @@ def _find_files(pattern: Path, is_deep: bool) -> list[str]:
 def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
     """Yield a sentence for each module of `train` that is neither here nor installed.
 
-    An image may have it, so it is not an error.
+    It is not an error, because the job's image may have the module.
     """
     settings = {} if job.train is None else job.train.model_dump(mode="json", exclude_unset=True)
     for path, module in _find_module_names(settings, "train"):
         if _is_in_folder(folder, module):
             continue
-        # Of an installed module only the first name is looked up, since the rest imports it.
+        # Only the top-level package is looked up: for a submodule, find_spec imports its parents.
         package = module.partition(".")[0]
         if _is_in_folder(folder, package) or importlib.util.find_spec(package) is None:
             yield (

@@ -1,4 +1,4 @@
-"""The log lines of a run on this machine, from the log files of its ranks."""
+"""Log lines of a run on this machine, from the log files of its ranks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MAX_LINE_BYTES = 1 << 20
 
 
 def list_ranks(folder: Path, selection: Selection) -> list[int]:
-    """Return the ranks that are selected and have a log in the folder of a start."""
+    """Return the selected ranks that have a log in the folder of a start."""
     return read_run.find_ranks(str(folder), layout.LOG, selection.ranks)
 
 
 def read_logs(
     run: Run, folder: Path, selection: Selection, tail: int | None, processes_per_host: int
 ) -> Iterator[tuple[int, int, list[Line]]]:
-    """Yield each rank with a log, the number of bytes left out, and the lines after them."""
+    """Yield each selected rank, the bytes left out of its log, and the lines after them."""
     ranks = list_ranks(folder, selection)
     for rank in ranks:
         log = read_run.read_log(
@@ -76,7 +76,8 @@ def follow_logs(
 class _LogFile:
     """The log of a rank that may still run, with the rotated file of its older lines.
 
-    No link below the folder `below` is followed: it may lead to what only this user can read.
+    Links below the folder `below` are not followed: they may lead to files that only this user can
+    read.
     """
 
     def __init__(self, path: Path, below: Path) -> None:
@@ -91,7 +92,7 @@ class _LogFile:
             return None
 
     def read_lines(self) -> list[str]:
-        """Return the whole lines since the last call."""
+        """Return the complete lines that were written since the last call."""
         lines = list[bytes]()
         while self._file is not None:
             while data := self._file.read(_CHUNK_BYTES):

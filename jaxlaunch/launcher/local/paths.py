@@ -1,6 +1,6 @@
-"""The paths of a job on this machine: volumes become folders, relative paths start at the job file.
+"""Paths of a job on this machine: volumes become folders, relative paths start at the job file.
 
-The folders are checked before anything else, with an error for those that cannot be used.
+Folders that cannot be used are reported before the run starts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from jaxlaunch.launcher.job.types import Ephemeral, Volume
 from jaxlaunch.launcher.manifests.code import CODE_FOLDER
 from jaxlaunch.launcher.wording import join_choices
 from jaxlaunch.spelling import find_nearest
-from jaxlaunch.trainer.spec import (
-    CustomModel,
-    TrainSpec,
-)
+from jaxlaunch.trainer.spec import CustomModel, TrainSpec
 
 # A full disk or quota accepts an empty file, but not this many bytes.
 PROBE_BYTES = 4096
 
-# What identifies a volume's data: name, kind and keys.
-Source = tuple[str, str, str]
+# The identity of a volume's data: name, kind and keys.
+VolumeIdentity = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +35,8 @@ class Paths:
 
     # The folder of the job file.
     base: Path
-    mounts: Mapping[PurePosixPath, Path]  # path in the pod -> folder on this machine
+    # Path in the pod -> folder on this machine.
+    mounts: Mapping[PurePosixPath, Path]
     # The folder of the job's code, which a pod has at CODE_FOLDER.
     code: Path | None = None
 
@@ -51,14 +49,14 @@ class Paths:
         return str(self._folders[mount] / _normalize_path(path).relative_to(mount))
 
     def map_argument(self, text: str) -> str:
-        """Return a command's argument, with its path below a volume mapped: PATH or --flag=PATH."""
+        """Map the path below a volume in an argument of a command, PATH or --flag=PATH."""
         flag, equals, value = text.partition("=")
         if equals and flag.startswith("-") and self._find_mount(value) is not None:
             return f"{flag}={self.resolve_path(value)}"
         return str(self.map_value(text))
 
     def map_value(self, value: Any) -> Any:
-        """Return a value for the user's code, with strings that are paths below a volume mapped."""
+        """Map all strings of a value that are paths below a volume."""
         if isinstance(value, Mapping):
             return {key: self.map_value(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -67,7 +65,7 @@ class Paths:
         return self.resolve_path(value) if is_path else value
 
     def map_env(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return environment variables with paths mapped, in search paths each entry."""
+        """Map the paths in environment variables, and each entry of a search path."""
 
         def map_entries(name: str, value: str) -> str:
             entries = value.split(os.pathsep) if name.endswith("PATH") else [value]
@@ -76,7 +74,7 @@ class Paths:
         return {name: map_entries(name, value) for name, value in env.items()}
 
     def map_train(self, spec: TrainSpec) -> TrainSpec:
-        """Return the train block with paths of this machine. Omitted paths stay omitted."""
+        """Map the paths of a train block. Omitted paths stay omitted."""
         spec = spec.map_paths(self.resolve_path, self.map_value)
         if not isinstance(spec.model, CustomModel):
             return spec
@@ -84,7 +82,7 @@ class Paths:
         return spec.model_copy(update={"model": CustomModel.model_validate(model)})
 
     def map_job(self, job: JobSpec) -> JobSpec:
-        """Return the job with absolute paths of this machine: what the run folder keeps."""
+        """Return the job with absolute paths of this machine, as the run folder stores it."""
         changes: dict[str, object] = {}
         if job.workdir is not None:
             changes["workdir"] = str(self.base / job.workdir)
@@ -97,7 +95,7 @@ class Paths:
         return job.model_copy(update=changes)
 
     def find_workdir(self, job: JobSpec) -> Path | None:
-        """Return the folder that the job's program starts in; None: that of the launcher."""
+        """Return the working folder of the job's program, or None for that of the launcher."""
         if job.workdir:
             return Path(self.resolve_path(job.workdir))
         return self.base / job.code_folder if job.code_folder else None
@@ -109,8 +107,8 @@ class Paths:
 
     def _find_mount(self, path: str) -> PurePosixPath | None:
         """Return the innermost mount that contains a path in the pod, or None."""
-        pod = _normalize_path(path)
-        mounts = [mount for mount in self._folders if pod == mount or mount in pod.parents]
+        pod_path = _normalize_path(path)
+        mounts = [mount for mount in self._folders if pod_path.is_relative_to(mount)]
         return max(mounts, key=lambda mount: len(mount.parts), default=None)
 
 
@@ -120,56 +118,63 @@ def _normalize_path(path: str) -> PurePosixPath:
 
 
 def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path]) -> Paths:
-    """Return the paths of `job`: a volume is one of `volumes`, or below `folder`/volumes.
+    """Return the paths of a job on this machine.
 
-    `volumes` names a volume by its name or by the path that it is mounted at. One volume at several
-    mounts is one folder. Raises UserError if `volumes` names a volume that the job does not have,
-    or an ambiguous one.
+    A volume that is mounted at several paths is one folder.
+
+    Args:
+        job: The job.
+        base: The folder of the job file.
+        folder: The run folder. By default a volume is a folder in its subfolder `volumes`.
+        volumes: Other folders for volumes, by the name of the volume or by its path in the pod.
+
+    Raises:
+        UserError: `volumes` has a name that no volume of the job has, or several have.
     """
-    sources = {PurePosixPath(volume.path): _volume_source(volume) for volume in job.volumes}
-    sources_by_name: dict[str, list[Source]] = {}
-    for source in dict.fromkeys(sources.values()):
-        sources_by_name.setdefault(source[0], []).append(source)
+    identities = {PurePosixPath(volume.path): _volume_identity(volume) for volume in job.volumes}
+    identities_by_name: dict[str, list[VolumeIdentity]] = {}
+    for identity in dict.fromkeys(identities.values()):
+        identities_by_name.setdefault(identity[0], []).append(identity)
     folders = {
-        source: folder / "volumes" / (name if at == 0 else f"{name}-{at + 1}")
-        for name, alike in sources_by_name.items()
-        for at, source in enumerate(alike)
+        identity: folder / "volumes" / (name if index == 0 else f"{name}-{index + 1}")
+        for name, namesakes in identities_by_name.items()
+        for index, identity in enumerate(namesakes)
     }
     for name, volume_folder in volumes.items():
-        folders[_find_source(name, sources, sources_by_name)] = volume_folder
+        folders[_find_volume(name, identities, identities_by_name)] = volume_folder
     code = base / job.code_folder if job.code_folder else None
-    return Paths(base, {mount: folders[source] for mount, source in sources.items()}, code)
+    return Paths(base, {mount: folders[identity] for mount, identity in identities.items()}, code)
 
 
-def _volume_source(volume: Volume) -> Source:
-    """Return the identity of a volume's data, independent of the mount: name, kind and keys."""
+def _volume_identity(volume: Volume) -> VolumeIdentity:
+    """Return the identity of a volume's data, which does not depend on its path in the pod."""
     excluded = set() if isinstance(volume, Ephemeral) else {"path", "read_only"}
     settings = volume.model_dump(mode="json", exclude=excluded)
     return volume.name, type(volume).__name__, str(settings)
 
 
-def _find_source(
+def _find_volume(
     name: str,
-    sources: Mapping[PurePosixPath, Source],
-    sources_by_name: Mapping[str, Sequence[Source]],
-) -> Source:
-    """Return the volume that `--volume NAME=DIR` means."""
-    if name.startswith("/") and PurePosixPath(name) in sources:
-        return sources[PurePosixPath(name)]
-    namesakes = sources_by_name.get(name, ())
+    identities: Mapping[PurePosixPath, VolumeIdentity],
+    identities_by_name: Mapping[str, Sequence[VolumeIdentity]],
+) -> VolumeIdentity:
+    """Return the volume with the name or path of `--volume NAME=DIR`. Raises UserError."""
+    if name.startswith("/") and PurePosixPath(name) in identities:
+        return identities[PurePosixPath(name)]
+    namesakes = identities_by_name.get(name, ())
     if len(namesakes) == 1:
         return namesakes[0]
     if namesakes:
-        mounts = [str(mount) for mount, source in sources.items() if source in namesakes]
+        mounts = [str(mount) for mount, identity in identities.items() if identity in namesakes]
         raise UserError(
             f"--volume {name}: the job has {len(namesakes)} of that name.",
             f"name one by its path: {join_choices(mounts)}.",
         )
     message, hint = f"--volume {name}: the job has no volume of that name.", "it has no volumes."
-    if sources_by_name:
-        hint = f"its volumes: {', '.join(sources_by_name)}."
-    if near := find_nearest(name, sources_by_name):
-        message += f" Did you mean {near[0]}?"
+    if identities_by_name:
+        hint = f"its volumes: {', '.join(identities_by_name)}."
+    if suggestions := find_nearest(name, identities_by_name):
+        message += f" Did you mean {suggestions[0]}?"
     raise UserError(message, hint)
 
 
@@ -177,7 +182,7 @@ def _find_source(
 
 
 def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
-    """Raise UserError for a folder that is not UTF-8, which records could not contain."""
+    """Raise UserError for a name that is not UTF-8, which no record could contain."""
     folders = {"The run folder": folder, "The job file's folder": base}
     folders |= {f"--volume {name}": path for name, path in volumes.items()}
     for subject, path in folders.items():
@@ -192,7 +197,7 @@ def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> N
 
 
 def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
-    """Create the run folder and write into it once. Raises UserError if a folder is unusable."""
+    """Create the run folder and try to write into it. Raises UserError for an unusable folder."""
     for name, volume in volumes.items():
         hint = "name a folder that exists or can be made."
         with explain_os_error(f"--volume {name}={volume}", hint):
@@ -224,7 +229,7 @@ def check_program(job: JobSpec, paths: Paths) -> None:
 
 @contextlib.contextmanager
 def explain_os_error(subject: str, hint: str) -> Iterator[None]:
-    """Raise UserError, about `subject`, for an OSError."""
+    """Turn an OSError into a UserError about `subject`."""
     try:
         yield
     except OSError as error:

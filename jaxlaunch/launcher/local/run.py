@@ -1,7 +1,7 @@
-"""Run of a job on this machine: one agent per host, with the same contract as the pods.
+"""Run a job on this machine: one agent per host, with the same environment as in pods.
 
-This module owns the run folder, the agents' environment and the generations. The rest is in
-launcher/agent.
+This module prepares the run folder and the agents' environment, and starts new generations of
+agents as JobSet would on a cluster. The agents (launcher/agent) do everything else.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import CHECKPOINTS, COMMAND, JOB, Lock
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
-# Seconds for which programs wait at a pipe whose reader takes nothing.
-_PATIENCE_S = 10.0
-# The least memory of a Python process that has imported next to nothing.
-_PROCESS_BYTES = 16 << 20
+# How long programs wait for a reader of their output that has stalled, if it is a pipe.
+_PIPE_PATIENCE_S = 10.0
+# The memory of a Python process that has imported almost nothing.
+_MIN_PROCESS_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,20 +60,20 @@ class LocalRun:
     simulate: bool = False
     # Whether to take the checkpoint folder from the run that holds it.
     take_over: bool = False
-    # The words after `launcher run`, without those that concern only what is shown.
+    # The arguments of `launcher run`, without options that only concern its output.
     words: Sequence[str] = ()
-    # Whether lines about a failure are not shown if its survivors print them.
+    # Whether to hide what surviving ranks print about the failure of another.
     hides_echoes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class RunEnd:
-    """The end of a run."""
+    """Result of a run that has ended."""
 
     code: int
     # The content of summary.json.
     summary: Mapping[str, Any]
-    # The step that an earlier start reached, if this one trained nothing.
+    # The step that earlier starts reached, if this one trained nothing.
     reached_step: int | None = None
     # The status that the run keeps, because this start was refused before it trained.
     kept_status: str | None = None
@@ -109,16 +109,18 @@ def run_job(
     local_paths.check_program(job, paths)
     environ = make_agent_environ(job, paths, local, uid=str(uuid.uuid4()))
     environ[contract.STARTED] = str(started_at)
-    resolved = jobs.dump_job(paths.map_job(job))
+    job_yaml = jobs.dump_job(paths.map_job(job))
     local_paths.check_folders(local.folder, local.volumes)
     with hold_lock(local.folder) as lock, Signals(say, lock) as signals:
         folder = RunFolder(local.folder, say)
-        path = None if job.train is None else paths.map_train(job.train).checkpoint.path
-        checkpoints = None
+        checkpoint_path = None if job.train is None else paths.map_train(job.train).checkpoint.path
+        checkpoints: Path | None = None
+        if checkpoint_path is None:
+            checkpoints = local.folder / CHECKPOINTS
         # Checkpoints in a bucket are not on this machine.
-        if path is None or "://" not in path:
-            checkpoints = local.folder / CHECKPOINTS if path is None else Path(path)
-        bookkeeping.begin_start(local.folder, environ[contract.UID], resolved, checkpoints, say)
+        elif "://" not in checkpoint_path:
+            checkpoints = Path(checkpoint_path)
+        bookkeeping.begin_start(local.folder, environ[contract.UID], job_yaml, checkpoints, say)
         command_file = RunStarts(folder, environ[contract.UID]).file_path(COMMAND)
         folder.write_json(command_file, {"folder": os.getcwd(), "words": list(local.words)})
         hint = "name another folder with --volume."
@@ -136,7 +138,7 @@ def run_job(
                 "rest is lost"
             )
             for name in (JOB, RunStarts(folder, environ[contract.UID]).file_path(JOB)):
-                folder.replace_file(name, resolved.encode())
+                folder.replace_file(name, job_yaml.encode())
         reached_step = bookkeeping.find_reached_step(local.folder)
         kept_status, start = bookkeeping.find_kept_status(local.folder)
         code = summary.verdict.code
@@ -144,12 +146,13 @@ def run_job(
 
 
 def _require_memory(job: JobSpec) -> None:
-    """Raise UserError for more processes than this machine has memory for."""
+    """Raise UserError if this machine has not enough memory for all processes."""
     # Each host also has an agent.
     processes = job.pod_count + job.processes
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if processes * _PROCESS_BYTES > memory_bytes:
-        hosts, max_processes = format_count(job.host_count, "host"), memory_bytes // _PROCESS_BYTES
+    if processes * _MIN_PROCESS_BYTES > memory_bytes:
+        hosts = format_count(job.host_count, "host")
+        max_processes = memory_bytes // _MIN_PROCESS_BYTES
         raise UserError(
             f"{hosts} are {processes} processes here, and this machine's "
             f"{format_size(memory_bytes)} hold at most {max_processes}.",
@@ -159,7 +162,7 @@ def _require_memory(job: JobSpec) -> None:
 
 def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[str, str]:
     """Return the variables that all agents share. Raises UserError for a missing secret."""
-    # `python` in a command is the one that runs us, activated or not.
+    # `python` in a command is this interpreter, even if its environment is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environ = {**os.environ, "PATH": path, **paths.map_env(job.env)}
     missing = [name for name in job.secrets if name not in os.environ]
@@ -194,7 +197,7 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
 
 
 def make_agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
-    """Return the job as an agent on this machine gets it."""
+    """Return the description of a job for its agents on this machine."""
     folder = paths.find_workdir(job)
     return job.agent_job(
         command=None if job.command is None else [paths.map_argument(part) for part in job.command],
@@ -204,25 +207,25 @@ def make_agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
 
 
 def _patience_s(stream: TextIO) -> float:
-    """Return for how long programs wait for a reader that takes nothing.
+    """Return how long programs wait for a stalled reader of `stream`.
 
-    A plain file always accepts data, the program at the other end of a pipe may have stopped, and a
-    user may pause a terminal for any time.
+    A regular file never stalls, and the program at the other end of a pipe may have stopped. A user
+    may pause a terminal for any time, so programs do not wait for it.
     """
     try:
         mode = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):
         # The stream is closed, or is not a file of the operating system.
         return 0.0
-    return math.inf if stat.S_ISREG(mode) else _PATIENCE_S if stat.S_ISFIFO(mode) else 0.0
+    return math.inf if stat.S_ISREG(mode) else _PIPE_PATIENCE_S if stat.S_ISFIFO(mode) else 0.0
 
 
 class Signals:
     """Handles SIGINT and SIGTERM while entered: the first stops the gang, the second kills it."""
 
     def __init__(self, say: Callable[[str], None], lock: Lock) -> None:
-        self.received = 0
-        # The first signal is that of Ctrl-C.
+        self.count = 0
+        # Whether the first signal was that of Ctrl-C.
         self.is_interrupt = False
         self.gang: Gang | None = None
         self._say, self._lock = say, lock
@@ -239,8 +242,8 @@ class Signals:
             signal.signal(number, handler)
 
     def _handle_signal(self, number: int, frame: types.FrameType | None) -> None:
-        self.received += 1
-        if self.received == 1:
+        self.count += 1
+        if self.count == 1:
             self._lock.note_stopping()
             self.is_interrupt = number == signal.SIGINT
             # The agents get the same signal, so that they know what it means.
@@ -262,16 +265,16 @@ def run_generations(
     output: HeldOutput,
     say: Callable[[str], None],
 ) -> Summary:
-    """Start sets of agents, as JobSet would, until one ends for good."""
+    """Start generations of agents, as JobSet would, until one of them ends the run."""
     generation = charged_restarts = 0
     while True:
         signals.gang = gang = Gang(environ, job, generation, lock)
-        if signals.received:
+        if signals.count:
             # The signal came while the agents were started.
             gang.send_signal(signal.SIGINT if signals.is_interrupt else signal.SIGTERM)
         codes = gang.follow_output(output, say)
         agents.kill_orphans(environ[contract.UID])
-        # These are folders of agents that were killed.
+        # Agents that were killed leave temporary folders behind.
         folders.sweep_folders()
         summary = bookkeeping.end_generation(
             folder,
@@ -279,20 +282,20 @@ def run_generations(
             generation,
             codes,
             checkpoints,
-            is_stopped=signals.received > 0,
+            is_stopped=signals.count > 0,
             is_interrupt=signals.is_interrupt,
             started_at=float(environ[contract.STARTED]),
             has_train_block=job.train is not None,
         )
         assert summary.verdict is not None
         outcome = contract.outcome_for_code(summary.verdict.code)
-        restarts = "not counted"
+        restart_text = "not counted"
         if outcome.charged_to is Limit.CRASH:
             charged_restarts += 1
-            restarts = f"restart {charged_restarts} of {job.restarts.crash} (restarts.crash)"
+            restart_text = f"restart {charged_restarts} of {job.restarts.crash} (restarts.crash)"
         is_last = outcome.ends_local_run or charged_restarts > job.restarts.crash
-        # A disk of this machine is just as full for the next agents.
-        if signals.received or is_last or summary.verdict.is_full_disk:
+        # The disk would be just as full for the next agents.
+        if signals.count or is_last or summary.verdict.is_full_disk:
             return summary
         generation += 1
-        say(f"{outcome.meaning} (exit {outcome.code}): starting new agents, {restarts}")
+        say(f"{outcome.meaning} (exit {outcome.code}): starting new agents, {restart_text}")

@@ -1,4 +1,4 @@
-"""The answer of `explain` for a run on this machine, as for a job on a cluster."""
+"""Explanation of a run on this machine, in the form of `explain` for a job on a cluster."""
 
 from __future__ import annotations
 
@@ -33,48 +33,48 @@ from jaxlaunch.launcher.local.status import LiveStatus, run_status, run_verdict,
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 
-# The number of attempts whose verdicts are shown as evidence.
+# The number of newest attempts whose verdicts are shown as evidence.
 _MAX_SHOWN_ENDS = 3
 
 
-def explain_run(record: Run, live: LiveStatus | None) -> Explanation:
+def explain_run(run: Run, live: LiveStatus | None) -> Explanation:
     """Return the most important fact about the run, with evidence and advice."""
-    status, verdict = run_status(record, live), run_verdict(record)
+    status, verdict = run_status(run, live), run_verdict(run)
     if status.state in FINAL_STATES:
-        answer = _explain_end(record, status)
+        answer = _explain_end(run, status)
     else:
-        answer = _explain_progress(record, status, live)
+        answer = _explain_progress(run, status, live)
     code = None if verdict is None else verdict.code
-    facts, step = tuple(_list_facts(record, status)), answer.next_step
-    again = _run_command(record)
-    is_here = run_folders.find_run(record.name) == record.folder
-    reference = record.name if is_here else str(record.folder)
-    diagnosis = Diagnosis(record.name, "", answer, facts, step, code, run_command=again)
+    facts, command = tuple(_list_facts(run, status)), _run_command(run)
+    diagnosis = Diagnosis(run.name, "", answer, facts, answer.next_step, code, run_command=command)
+    # A run in another place is not found by its name.
+    is_here = run_folders.find_run(run.name) == run.folder
+    reference = run.name if is_here else str(run.folder)
     return dataclasses.replace(diagnosis, reference=reference).render()
 
 
-def _run_command(record: Run) -> Command:
-    """Return the command that continues a run, from the folder in which it was started or here."""
-    started = dict[str, Any]()
-    if (start := record.newest_start) is not None:
+def _run_command(run: Run) -> Command:
+    """Return the command that continues a run from the working folder."""
+    command = dict[str, Any]()
+    if (start := run.newest_start) is not None:
         path = layout.start_file(start.start, layout.COMMAND)
-        started = RunFolder(record.folder).read_json(path)
-    words = started.get("words")
+        command = RunFolder(run.folder).read_json(path)
+    words = command.get("words")
     if not (isinstance(words, list) and words and all(isinstance(word, str) for word in words)):
-        # It was not started by the command `launcher run`.
-        words = [str(record.folder / layout.JOB), "--run-dir", str(record.folder)]
-    elif started.get("folder") != os.getcwd():
-        words[0] = os.path.join(str(started.get("folder", "")), words[0])
+        # The run was not started by `launcher run`.
+        words = [str(run.folder / layout.JOB), "--run-dir", str(run.folder)]
+    elif command.get("folder") != os.getcwd():
+        words[0] = os.path.join(str(command.get("folder", "")), words[0])
         if "--run-dir" in words:
             position = words.index("--run-dir")
             del words[position : position + 2]
-        words += ["--run-dir", str(record.folder)]
+        words += ["--run-dir", str(run.folder)]
     return launcher_command("run", *words, is_namespaced=False)
 
 
-def _explain_end(record: Run, status: JobStatus) -> Answer:
-    verdict = run_verdict(record)
-    assert verdict is not None, "it is over"
+def _explain_end(run: Run, status: JobStatus) -> Answer:
+    verdict = run_verdict(run)
+    assert verdict is not None, "a run that has ended has a verdict"
     if status.state is State.DONE:
         headline = Text("is done: all of {hosts:host}", hosts=status.hosts)
         if status.step is not None:
@@ -86,7 +86,7 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
     if status.committed is not None:
         template = "`{run}` resumes it from step {step}"
     resume = advise_resubmit(template, run=SUBMIT_AGAIN, step=status.committed)
-    if was_killed(record):
+    if was_killed(run):
         at_step = "" if status.step is None else " at step {step}"
         template = f"was interrupted{at_step}: {{why}}"
         headline = Text(template, step=status.step, why=verdict.message)
@@ -102,13 +102,13 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
     after = "" if status.lasted_s is None else " after {lasted:age}"
     text = failures.describe_verdict(verdict)
     headline = Text(f"failed{after}: {{verdict}}", lasted=status.lasted_s, verdict=text)
-    # Not the steps by errno, which are about pods.
-    step = STEPS_BY_CODE.get(verdict.code, retry)
-    return Answer(situation, headline, failures.traceback_tail(verdict.traceback), step)
+    # The steps by errno are about pods and do not apply here.
+    next_step = STEPS_BY_CODE.get(verdict.code, retry)
+    return Answer(situation, headline, failures.traceback_tail(verdict.traceback), next_step)
 
 
-def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -> Answer:
-    if record.holder is not None and not record.holder.is_here:
+def _explain_progress(run: Run, status: JobStatus, live: LiveStatus | None) -> Answer:
+    if run.holder is not None and not run.holder.is_here:
         headline = Text(
             "runs on another machine, or in a container whose processes cannot be seen from here"
         )
@@ -120,10 +120,10 @@ def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -
         headline = Text("is starting: its agents have not all connected")
         return Answer("starting", headline, next_step=advise_wait())
     template = "attempt {end.attempt}: {end.cause}: {end.verdict.message}"
-    ends = [Text(template, end=end) for end in record.attempt_records[-_MAX_SHOWN_ENDS:]]
+    ends = [Text(template, end=end) for end in run.attempt_records[-_MAX_SHOWN_ENDS:]]
     if status.state is State.RESTARTING:
-        step = advise_run(command=launcher_command("logs", JOB_NAME))
-        return Answer("restarting", Text("is between two attempts"), tuple(ends), step)
+        next_step = advise_run(command=launcher_command("logs", JOB_NAME))
+        return Answer("restarting", Text("is between two attempts"), tuple(ends), next_step)
     evidence = list(reversed(ends))
     ranks_by_phase: dict[str, list[int]] = {}
     for rank, phase in () if live is None else live.phases.items():
@@ -136,22 +136,22 @@ def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -
         ]
         evidence.append(Text("{parts:; }", parts=parts))
     situation, headline = "running", Text("runs")
-    if record.attempt_records:
+    if run.attempt_records:
         situation = "restarted"
-        headline += Text(" again after {cause}", cause=record.attempt_records[-1].cause)
+        headline += Text(" again after {cause}", cause=run.attempt_records[-1].cause)
     headline += Text(": {phase}", phase=gang.describe_phase(status))
-    next_step = gang.PREPARING_STEP if status.phase == "prepare" else None
-    return Answer(situation, headline, tuple(evidence), next_step)
+    preparing_step = gang.PREPARING_STEP if status.phase == "prepare" else None
+    return Answer(situation, headline, tuple(evidence), preparing_step)
 
 
-def _list_facts(record: Run, status: JobStatus) -> Iterator[Text]:
+def _list_facts(run: Run, status: JobStatus) -> Iterator[Text]:
     if status.restarts:
         yield Text("restarts: {restarts}", restarts=describe_restarts(status))
     if status.committed is not None:
         yield Text("last good checkpoint: step {step}", step=status.committed)
     if status.goodput is not None:
         yield Text("goodput: {goodput:.1%}", goodput=status.goodput)
-    if (refused := status.refused_start) is not None:
+    if (refusal := status.refused_start) is not None:
         template = "start {start} was refused (exit {code}): {message}"
-        yield Text(template, **{name: refused[name] for name in ("start", "code", "message")})
-    yield Text("run folder: {folder}", folder=str(record.folder))
+        yield Text(template, **{name: refusal[name] for name in ("start", "code", "message")})
+    yield Text("run folder: {folder}", folder=str(run.folder))

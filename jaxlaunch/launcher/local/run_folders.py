@@ -1,4 +1,4 @@
-"""Runs of this machine: found by name, read from their folders, stopped and waited for.
+"""Runs of this machine: find them by name, read their folders, stop them, wait for their end.
 
 Commands about jobs on a cluster import this module too, so its imports are kept small.
 """
@@ -53,12 +53,12 @@ class Run:
 
     @property
     def newest_start(self) -> StartRecord | None:
-        """The row of the newest start that was not refused, which the result is of."""
+        """The row of the newest start that was not refused, which determines the result."""
         return newest_effective_start(start_rows(self.summary))
 
     @property
     def refused_start(self) -> StartRecord | None:
-        """The row of the newest start, if it was refused and left the result as it was."""
+        """The row of the newest start, if it was refused and did not change the result."""
         last = next(reversed(start_rows(self.summary)), None)
         return last if last is not None and last is not self.newest_start else None
 
@@ -73,7 +73,7 @@ class Run:
 
     @functools.cached_property
     def job_numbers(self) -> Mapping[KeyPath, int]:
-        """The numbers of the job of the newest start; those that cannot be read are left out."""
+        """The numbers in the job of the newest start. Unreadable ones are left out."""
         file = self.start_folder / layout.JOB
         try:
             text = regular_files.read_bounded(file, reader.MAX_BYTES, below=self.folder)
@@ -95,31 +95,31 @@ class Run:
 
     @functools.cached_property
     def attempt_records(self) -> list[AttemptRecord]:
-        """The attempts of the newest start that ended, oldest first."""
+        """The finished attempts of the newest start, oldest first."""
         uid = "" if self.newest_start is None else self.newest_start.uid
         return RunFolder(self.folder).read_records(uid)
 
 
 def find_run(run: str) -> Path | None:
-    """Return the folder of a run, given by its name or by its folder; None if it does not exist."""
+    """Return the folder of a run that is given by name or folder, or None if there is none."""
     sweep_folder = RUNS_FOLDER / run.rpartition("-")[0] / run
     folders = (Path(run), RUNS_FOLDER / run, sweep_folder)
     return next((folder.absolute() for folder in folders if is_run(folder)), None)
 
 
 def find_sweep(name: str) -> Path | None:
-    """Return the folder of a sweep, given by its name or its folder, or None."""
+    """Return the folder of a sweep that is given by name or folder, or None if there is none."""
     folders = (Path(name), RUNS_FOLDER / name)
     return next((folder.absolute() for folder in folders if is_sweep(folder)), None)
 
 
 def describe_search(run: str) -> str:
-    """Return the places that `find_run` has searched, as a clause."""
+    """Return a clause that says where `find_run` has searched."""
     return f"neither {run} nor {RUNS_FOLDER / run} is a run folder"
 
 
 def resolve_folder(run: str) -> Path:
-    """Return the folder of a run, or any other existing one. Raises UserError."""
+    """Return the folder of a run, or any other existing folder. Raises UserError."""
     if (folder := find_run(run)) is not None:
         return folder
     for path in (Path(run), RUNS_FOLDER / run):
@@ -147,7 +147,7 @@ def open_run(folder: Path) -> Run:
 
 
 def list_runs(folder: Path) -> Iterator[Run]:
-    """Yield the readable runs below a folder and in its sweeps, by name, as rows of a table.
+    """Yield the runs below a folder and in its sweeps, by name, with the summaries for a table.
 
     Runs that this user may not read are skipped.
     """
@@ -168,7 +168,7 @@ def hold_lock(folder: Path, lock_name: str = layout.LOCK) -> Iterator[Lock]:
 
 
 def stop_run(run: Run, lock_name: str = layout.LOCK) -> None:
-    """Make the run save and end, as Ctrl-C does, and return when it has noted that.
+    """Make the run save and end, as Ctrl-C does, and return when it has recorded that it stops.
 
     A run that is already stopping gets no second signal, which would kill it. `lock_name` is the
     lock that it holds in its folder. Raises UserError if no process runs in the folder, or if it
@@ -196,7 +196,7 @@ def stop_run(run: Run, lock_name: str = layout.LOCK) -> None:
 
 
 def wait_for_end(run: Run, limit_s: float, lock_name: str = layout.LOCK) -> bool:
-    """Wait until no process runs in the folder. Return False if one still does after `limit_s`."""
+    """Wait until no process runs in the folder. Return False after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while layout.find_holder(run.folder, lock_name) is not None:
         if time.monotonic() >= deadline:
@@ -206,7 +206,7 @@ def wait_for_end(run: Run, limit_s: float, lock_name: str = layout.LOCK) -> bool
 
 
 def _ask_to_stop(run: Run, holder: Holder, lock_name: str) -> None:
-    """Send the launcher SIGTERM, and wait until it has noted in the lock that it stops."""
+    """Send SIGTERM to the launcher, and wait until it has recorded in the lock that it stops."""
     if holder.pid is None:
         raise UserError(
             f"Run {run.name} is starting and has not written its process id yet.", "try again."

@@ -43,7 +43,8 @@ class LiveStatus(NamedTuple):
     ready: int = 0
     step: int | None = None
     steps: int | None = None
-    phases: Mapping[int, str] = {}  # by rank
+    # The phase of each rank.
+    phases: Mapping[int, str] = {}
 
     @property
     def common_phase(self) -> str | None:
@@ -67,10 +68,10 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
     numbers = RunNumbers() if summary is None else summary
     attempt = None if progress is None else progress.attempt
     restart_total = history.restart_count(generation, numbers.restarts, attempt)
-    # The records are read only if there were new agents.
+    # The records are read only if the agents were restarted.
     charged = history.charged_generations(run.attempt_records, generation) if generation else 0
     pods = job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1))
-    # While the run restarts and has trained no step yet, its step is the saved one.
+    # A run that has restarted and trained no step yet is at its saved step.
     reached_step = furthest_step(numbers.step, live and live.step)
     step = reached_step or numbers.committed or reached_step
     steps = (live and live.steps) or numbers.steps or job_numbers.get(STEPS_KEY)
@@ -128,14 +129,15 @@ def _run_state(run: Run) -> State:
         if summary.verdict is not None:
             return State.RESTARTING
         return State.RUNNING if summary.of is not None else State.GATHERING
-    code = getattr(run_verdict(run), "code", contract.LOST)
+    verdict = run_verdict(run)
+    code = contract.LOST if verdict is None else verdict.code
     if contract.outcome_for_code(code).is_stop:
         return State.STOPPED
     return State.DONE if code == contract.DONE else State.FAILED
 
 
 def run_verdict(run: Run) -> Verdict | None:
-    """Return the verdict of a run, also of a killed one, or None while it runs."""
+    """Return the verdict of a run that has ended or was killed, or None while it runs."""
     summary = run.summary
     if summary is not None and summary.verdict is not None:
         return summary.verdict
@@ -148,12 +150,12 @@ def run_verdict(run: Run) -> Verdict | None:
 
 
 def was_killed(run: Run) -> bool:
-    """Return whether the run ended without a verdict: with its launcher, or with the machine."""
+    """Return whether the run has no verdict because its launcher or the machine was killed."""
     return run.holder is None and (run.summary is None or run.summary.verdict is None)
 
 
 def ask_agents(run: Run) -> LiveStatus | None:
-    """Return what the first MAX_AGENTS agents report, or None if the run is not here."""
+    """Return the live state from the first MAX_AGENTS agents, or None if the run is not here."""
     if run.holder is None or not run.holder.is_here:
         return None
     agents = list[AgentAddress]()
@@ -173,11 +175,10 @@ def ask_agents(run: Run) -> LiveStatus | None:
 
 
 def list_agents(folder: Path) -> list[AgentAddress]:
-    """Return the agents of a run that live on this machine and not on other hosts."""
-    agents = run_folder.read_agents(folder)
+    """Return the agents of a run that are alive on this machine."""
     return [
         agent
-        for agent in agents
+        for agent in run_folder.read_agents(folder)
         if agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()
     ]
 
@@ -185,7 +186,7 @@ def list_agents(folder: Path) -> list[AgentAddress]:
 def read_metrics(address: str) -> str:
     """Return the metrics of an agent on this machine. Raises OSError and ValueError.
 
-    A proxy of the user's shell cannot reach this machine's loopback.
+    The proxies in the environment are ignored: they cannot reach this machine's loopback.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://{address}/metrics", timeout=TIMEOUT_S) as response:

@@ -1,4 +1,4 @@
-"""Programs of the trainer, in their own processes because the launcher never imports jax."""
+"""Run programs of the trainer in their own processes, because the launcher never imports jax."""
 
 from __future__ import annotations
 
@@ -44,19 +44,20 @@ def require_trainer(feature: str) -> None:
 
 
 def cpu_environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
-    """Return the environment of a program that reads `train` on the CPU."""
+    """Return the environment of a trainer's program that uses only the CPU."""
     environ = {**os.environ, **job.env, "JAX_PLATFORMS": "cpu"}
     environ[contract.TRAIN_SPEC] = train.model_dump_json(exclude_unset=True)
-    code = [str(base / job.code_folder)] if job.code_folder else []
     entries = environ.get("PYTHONPATH", "").split(os.pathsep)
     if "PYTHONPATH" in job.env:
-        # The processes of the job start in this folder, and this program elsewhere.
+        # Relative entries start at the working folder of the job, which this program does not have.
         paths = map_paths(job, base, base, {})
-        folder = paths.find_workdir(job) or Path()
-        path = paths.map_env({"PYTHONPATH": job.env["PYTHONPATH"]})["PYTHONPATH"]
-        entries = [str(folder / entry) for entry in path.split(os.pathsep) if entry]
-    if path := os.pathsep.join(filter(None, (*code, *entries))):
-        environ["PYTHONPATH"] = path
+        workdir = paths.find_workdir(job) or Path()
+        job_path = paths.map_env({"PYTHONPATH": job.env["PYTHONPATH"]})["PYTHONPATH"]
+        entries = [str(workdir / entry) for entry in job_path.split(os.pathsep) if entry]
+    if job.code_folder:
+        entries.insert(0, str(base / job.code_folder))
+    if python_path := os.pathsep.join(filter(None, entries)):
+        environ["PYTHONPATH"] = python_path
     return environ
 
 
@@ -67,9 +68,10 @@ def run_program(
     hint: str | None = None,
     show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object that a program prints; `show` gets the lines of its log.
+    """Run a program of the trainer, and return the JSON object that it prints.
 
-    Raises UserError with its own message, and `hint`.
+    `show` is called with each line of its log. Raises UserError with the program's own message, and
+    `hint`.
     """
     log = list[str]()
     with tempfile.TemporaryFile("w+") as result, tempfile.TemporaryFile("w+") as refusals:
@@ -102,7 +104,7 @@ def stream_program(
     environ: Mapping[str, str],
     answer: Callable[[], str | None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects that a program prints, one a line. Raises UserError.
+    """Run a program of the trainer, and yield the JSON objects that it prints. Raises UserError.
 
     If `answer` is given, its return value is sent after each object with the key `ask`, once the
     caller has seen the object. None ends the program's input.
@@ -122,7 +124,7 @@ def stream_program(
                     if answer is not None and "ask" in event:
                         _send_answer(process, answer())
             except BaseException:
-                # The caller reads no more of its output.
+                # The caller has stopped reading.
                 process.kill()
                 raise
         log.seek(0)
@@ -136,14 +138,16 @@ def _start_program(
     refusals: IO[str],
     **streams: Any,
 ) -> subprocess.Popen[str]:
-    """Start a program of the trainer that writes its refusal as a record into a file."""
+    """Start a program of the trainer that writes the record of its refusal to `refusals`."""
     environ = isolated.make_environ(environ) | {contract.REFUSAL_FD: str(refusals.fileno())}
-    command, inherited_fds = isolated.build_command(module, *arguments), [refusals.fileno()]
-    return subprocess.Popen(command, env=environ, pass_fds=inherited_fds, text=True, **streams)
+    command = isolated.build_command(module, *arguments)
+    return subprocess.Popen(
+        command, env=environ, pass_fds=[refusals.fileno()], text=True, **streams
+    )
 
 
 def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
-    """Give a program one line of JSON; without a text, the end of its input."""
+    """Write a text to a program as a line of JSON, or close its input if there is none."""
     assert process.stdin is not None
     # The pipe is broken if the program has ended, and its output gives the reason.
     with contextlib.suppress(BrokenPipeError):
@@ -156,14 +160,14 @@ def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
 def _check_end(
     module: str, code: int, log: str, refusals: IO[str], hint: str | None, *, has_result: bool
 ) -> None:
-    """Raise UserError with the refusal or the log of a program that failed."""
+    """Raise UserError, with the refusal or the log, if the program failed."""
     if contract.outcome_for_code(code).is_user_fixable:
         refusals.seek(0)
         messages = [json.loads(line)["refusal"]["message"] for line in refusals]
         raise UserError((messages or log.strip().splitlines() or [""])[-1], hint)
     if code:
         raise UserError(f"{log.strip()}\n`python -m {module}` failed (exit {code}).")
-    # Code of the job has ended the process with os._exit(0).
+    # Code of the job may have called os._exit(0).
     if not has_result:
         raise UserError(
             f"{log.strip()}\n`python -m {module}` ended without a result (exit 0).".lstrip()
@@ -174,23 +178,23 @@ def _check_end(
 
 
 class Training(NamedTuple):
-    """A run that trains: its job, the train block of it, and the run folder."""
+    """A run whose job has a train block: the job, the block, and the run folder."""
 
     job: JobSpec
     train: TrainSpec
     folder: Path
 
     def device_environ(self) -> dict[str, str]:
-        """Return the environment of a program on JAX's devices; of a CPU job, on the CPU."""
+        """Return the environment of a program that uses the job's kind of devices."""
         environ = cpu_environ(self.job, self.train, self.folder)
-        # The weights of such a job may need accelerators.
+        # A model that was trained on accelerators may need them.
         if self.job.accelerator.platform != "cpu":
             environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "")
         return environ
 
 
 def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
-    """Return the training of a run, with `overrides`. Raises UserError if it trains nothing."""
+    """Return the training of a run, with `overrides`. Raises UserError if it has no train block."""
     folder = run_folders.resolve_folder(run)
     if not (folder / JOB).exists():
         raise UserError(
@@ -208,10 +212,10 @@ def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
 
 
 def find_weights(run: str) -> tuple[str, int | None]:
-    """Return where the weights of `run` are, and the step whose folder `run` is.
+    """Return the place of the weights of `run`, and the step if `run` is the folder of a step.
 
-    They are in a Hugging Face folder, or in the folder or URL of its checkpoints. Raises UserError
-    if there is no such folder, or the run's job.yaml does not determine it.
+    The place is a Hugging Face folder, or the folder or URL of checkpoints. Raises UserError if
+    there is no such folder, or the run's job.yaml does not determine it.
     """
     path = Path(run)
     if "://" in run or (path / "config.json").is_file():
@@ -222,7 +226,7 @@ def find_weights(run: str) -> tuple[str, int | None]:
 
 
 def find_checkpoints(run: str) -> str:
-    """Return the folder or URL of a run's checkpoints. Other folders and URLs are unchanged.
+    """Return the folder or URL of a run's checkpoints. Other folders and URLs are returned as is.
 
     Raises UserError if the run's job.yaml does not determine it.
     """
@@ -248,13 +252,13 @@ def find_checkpoints(run: str) -> str:
 
 
 def has_job(run: str) -> bool:
-    """Return whether `run` is a run, or its folder, with the job.yaml that it was started from."""
+    """Return whether `run` is the name or folder of a run with a job.yaml."""
     folder = run_folders.find_run(run)
     return folder is not None and (folder / JOB).exists()
 
 
 def generates_no_text(run: str) -> bool:
-    """Return whether `run` is a run, or its folder, whose training is not of a language model."""
+    """Return whether `run` is the name or folder of a run that trained no language model."""
     if not has_job(run):
         return False
     train = jobs.read_run_job(run_folders.resolve_folder(run)).train

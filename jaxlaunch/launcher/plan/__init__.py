@@ -1,1 +1,1 @@
-"""The memory of a job before it runs."""
+"""Estimates of a job's needs before it runs."""

@@ -1,7 +1,7 @@
-"""Estimates of a job's memory, checkpoints, and requests to the cluster.
+"""Estimates of a job's memory, its checkpoints, and its requests to the cluster.
 
-Bytes come from the shapes of the job's arrays, traced by the trainer; here they are compared with
-the memory of the accelerator, and with the room for checkpoints as far as this machine can tell.
+The trainer traces the shapes of the job's arrays. This module compares their bytes with the memory
+of the accelerator, and with the room for checkpoints as far as it is known on this machine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from jaxlaunch.launcher.agent.host.environment import (
 )
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.types import Bucket, Claim, Ephemeral, Volume
-from jaxlaunch.launcher.kubernetes import pod_rules
-from jaxlaunch.launcher.kubernetes import resources as demand
+from jaxlaunch.launcher.kubernetes import pod_rules, resources
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.local import run_folders, trainer_process
@@ -39,7 +38,7 @@ from jaxlaunch.trainer.spec import TASK_DEFAULTS, Decoder, Mesh, TrainSpec
 
 GIB = 1024**3
 
-# The output of trainer/plan.
+# The output of `python -m jaxlaunch.trainer.plan`.
 Shapes = Mapping[str, Any]
 
 
@@ -55,10 +54,18 @@ def trace_shapes(
     compiled: bool = False,
     show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the output of `python -m jaxlaunch.trainer.plan` for a job's train block.
+    """Trace the train block of a job, and return the shapes and bytes of its arrays.
 
-    Its code and data are relative to `base`. `show` gets the progress of a compilation, line by
-    line. Raises UserError with the trainer's own message where the training would not start.
+    Args:
+        job: The job.
+        train: Its train block.
+        base: The folder at which relative paths of code and data start.
+        sharding: Whether to list all parameters with the mesh axes that split them.
+        compiled: Whether to compile the steps for the job's devices.
+        show: Called with each line about the progress of the compilation.
+
+    Raises:
+        UserError: The training would not start. The message is the trainer's.
     """
     accelerator = ACCELERATORS[job.accelerator.type]
     flags = ["--platform", accelerator.platform]
@@ -86,27 +93,27 @@ def trace_shapes(
 
 
 def describe_chips(job: JobSpec) -> str:
-    """Return the job's devices, as trainer/aot/chips reads them."""
+    """Return the job's devices as JSON for trainer/aot/chips."""
     accelerator = job.accelerator
     shape = {"hosts": job.host_count, "per_host": accelerator.per_host, "slices": job.slices}
     return json.dumps({"type": accelerator.type, **shape, "topology": accelerator.topology})
 
 
 def _count_copies(train: TrainSpec, devices: int) -> int:
-    """Return the number of equal parts that dp makes; one is traced, to save minutes.
+    """Return the number of data-parallel copies. Only one of them is traced, which saves minutes.
 
-    It is one where the user's task may bring a mesh or a batch of its own.
+    The number is 1 if the user's task may set its own mesh or batch.
     """
     is_known = train.task in TASK_DEFAULTS or {"mesh", "batch"} <= train.model_fields_set
     return train.mesh.resolve(devices)[0] if is_known else 1
 
 
 def traced_environ(job: JobSpec, train: TrainSpec, base: Path, copies: int = 1) -> dict[str, str]:
-    """Return the environment of the job, with the virtual devices of one of the copies."""
+    """Return the environment for tracing one data-parallel copy on virtual devices."""
     if copies > 1:
         _, fsdp, ep, mp = train.mesh.resolve(job.devices)
-        part = {"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies}
-        train = train.model_copy(update=part)
+        changes = {"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies}
+        train = train.model_copy(update=changes)
     environ = trainer_process.cpu_environ(job, train, base)
     return {**environ, contract.NUM_CPU_DEVICES: str(job.devices // copies)}
 
@@ -116,16 +123,17 @@ def traced_environ(job: JobSpec, train: TrainSpec, base: Path, copies: int = 1) 
 
 @dataclasses.dataclass(frozen=True)
 class UsableMemory:
-    """Memory of one device that a training may use, for each model of the accelerator."""
+    """Memory of one device that a training may use."""
 
-    usable: tuple[float, ...]  # bytes, the smallest make first
-    # The memory that this is a part of, as text.
+    # One size for each model of the accelerator, the smallest first.
+    sizes_bytes: tuple[float, ...]
+    # The share of the device's whole memory, as text.
     description: str
 
 
 @dataclasses.dataclass(frozen=True)
 class FitVerdict:
-    """The answer whether a training fits its devices. `fits` is None if that is not known."""
+    """Judgement of whether a training fits into its devices. `fits` is None if unknown."""
 
     fits: bool | None
     text: str
@@ -135,7 +143,7 @@ class FitVerdict:
 def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> UsableMemory | None:
     """Return the usable memory of the job's devices, on nodes with these labels.
 
-    It is None if neither the job nor the accelerator's name determines it.
+    Returns None if neither the job nor the name of the accelerator determines it.
     """
     kind, accelerator = job.accelerator.type, ACCELERATORS[job.accelerator.type]
     if accelerator.platform == "cpu":
@@ -153,7 +161,7 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
     if quantity is None and partition_gb is not None:
         sizes_gib: Sequence[float] = [partition_gb * 1e9 / GIB]
     elif quantity is None and job.accelerator.resource is not None:
-        # A part of a device, of a size that only the cluster knows.
+        # Only the cluster knows the size of this part of a device.
         sizes_gib = []
     elif quantity is None:
         sizes_gib = _admitted_sizes_gib(accelerator.memory_gib, node_labels)
@@ -171,7 +179,7 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
 def _admitted_sizes_gib(
     sizes_gib: Sequence[float], node_labels: Mapping[str, Sequence[str]]
 ) -> Sequence[float]:
-    """Return the memory sizes of an accelerator that the labels admit, by default all."""
+    """Return the memory sizes of an accelerator that the labels allow: all without such a label."""
     values = {value for values in node_labels.values() for value in values}
     admitted = {
         min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB_BY_LABEL[value]))
@@ -181,7 +189,7 @@ def _admitted_sizes_gib(
 
 
 def peak_bytes(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
-    """Return the least and most bytes of a device at the peak of a step or an evaluation."""
+    """Return the lowest and highest estimate of a device's peak bytes."""
     state = sum(shapes["device"].values())
     low, high = (max(size, shapes["samples"]) for size in shapes["activations"][remat])
     return state + low, state + high
@@ -193,7 +201,7 @@ def judge_memory(
     shapes: Shapes,
     node_labels: Mapping[str, Sequence[str]] | None = None,
 ) -> FitVerdict:
-    """Judge whether a training fits into its devices, on nodes with these labels."""
+    """Judge whether a training fits into its devices on nodes with these labels."""
     node_labels, kind = node_labels or {}, job.accelerator.type
     memory, (low, high) = device_memory(job, node_labels), peak_bytes(shapes)
     if memory is None:
@@ -201,7 +209,7 @@ def judge_memory(
         if kind == "cpu":
             key = "a host has: resources.memory"
         return FitVerdict(None, "whether that fits is not known", f"say how much memory {key}.")
-    smallest_bytes, largest_bytes = memory.usable[0], memory.usable[-1]
+    smallest_bytes, largest_bytes = memory.sizes_bytes[0], memory.sizes_bytes[-1]
     smallest = f"{format_size(smallest_bytes)} ({memory.description})"
     largest = f"{format_size(largest_bytes)} ({memory.description})"
     if low > largest_bytes:
@@ -224,7 +232,7 @@ def judge_memory(
 
 
 def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: float) -> str:
-    """Return the change that would make the training fit, or the best advice."""
+    """Return a change that makes the training fit, or else what to reduce."""
     full_bytes = peak_bytes(shapes, "full")[1]
     if full_bytes <= room_bytes:
         return f"train.remat: full needs {format_size(full_bytes)}."
@@ -244,15 +252,16 @@ def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: flo
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Bytes for checkpoints, including existing ones, or None if unknown here."""
+    """Room for checkpoints in a folder."""
 
     folder: str
+    # Including the bytes of existing checkpoints. None if unknown on this machine.
     bytes: int | None
     text: str
 
 
 def checkpoint_sizes(train: TrainSpec, folder: str | None, shapes: Shapes) -> dict[str, Any]:
-    """Return the bytes of the checkpoints: one more than are kept, while it is written."""
+    """Return the bytes of one checkpoint, and of all that are kept and one that is written."""
     size_bytes, kept_count = shapes["checkpoint"], train.checkpoint.max_kept_steps()
     most_bytes = size_bytes * (kept_count + 1)
     return {"folder": folder, "bytes": size_bytes, "kept": kept_count, "most": most_bytes}
@@ -278,7 +287,7 @@ def checkpoint_room(job: ResolvedJob, base: Path) -> Room:
 
 
 def checkpoint_volume(job: ResolvedJob) -> Volume | None:
-    """Return the volume that the checkpoint folder is on: of nested ones the innermost."""
+    """Return the volume that has the checkpoint folder, the innermost of nested ones."""
     folder = PurePosixPath(job.storage.checkpoints or "")
     volumes = [volume for volume in job.storage.volumes if folder.is_relative_to(volume.path)]
     return max(volumes, key=lambda volume: len(PurePosixPath(volume.path).parts), default=None)
@@ -287,7 +296,7 @@ def checkpoint_volume(job: ResolvedJob) -> Volume | None:
 def _local_room(folder: str, base: Path) -> Room:
     """Return the room in a folder of this machine, which may not exist yet.
 
-    The checkpoints in it count as room: they are deleted as newer ones come.
+    Existing checkpoints count as room, because newer ones replace them.
     """
     path = (base / folder).absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -302,22 +311,22 @@ def _local_room(folder: str, base: Path) -> Room:
 
 
 def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests to the cluster."""
+    """Return the job's requests to the cluster: platform, queue, pods and resources."""
 
-    def texts(requests: Mapping[str, Decimal]) -> dict[str, str]:
-        return {name: demand.format_quantity(name, number) for name, number in requests.items()}
+    def format_requests(requests: Mapping[str, Decimal]) -> dict[str, str]:
+        return {name: resources.format_quantity(name, number) for name, number in requests.items()}
 
     return {
         "platform": job.nodes.platform,
         "queue": job.nodes.queue,
-        "pods": demand.count_pods(jobset),
-        "per_pod": texts(demand.pod_requests(pod_template(jobset)["spec"])),
-        "together": texts(demand.job_requests(jobset)),
+        "pods": resources.count_pods(jobset),
+        "per_pod": format_requests(resources.pod_requests(pod_template(jobset)["spec"])),
+        "together": format_requests(resources.job_requests(jobset)),
     }
 
 
 def security_level(jobset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Pod Security level that a namespace may enforce, and its reasons."""
+    """Return the strictest Pod Security level that admits the pods, and why none stricter does."""
     template = pod_template(jobset)
     level = pod_rules.strictest_level(template)
     stricter = pod_rules.stricter_level(level)
@@ -326,7 +335,7 @@ def security_level(jobset: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_ingress(job: ResolvedJob) -> str:
-    """Return who can connect to the job's pods."""
+    """Describe who can connect to the job's pods."""
     leader, metrics = job.network.ports.leader, job.network.ports.metrics
     ports = f"ports {leader} (agents) and {metrics} (metrics), and JAX's coordinator"
     if job.network.choice == "hostnetwork":

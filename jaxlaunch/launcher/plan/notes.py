@@ -1,4 +1,4 @@
-"""Notes of `plan` on valid choices that cost time or progress on their platform. Pure functions."""
+"""Notes of `plan` on valid choices that cost time or progress on a platform."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from jaxlaunch.launcher.platforms import eks, gke, runtime
 from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.wording import format_count
 
-_Notes = Callable[[ResolvedJob], Iterator[str]]
-_NOTES: list[_Notes] = []
+_Check = Callable[[ResolvedJob], Iterator[str]]
+_CHECKS: list[_Check] = []
 
 
-def _note(find_notes: _Notes) -> _Notes:
-    _NOTES.append(find_notes)
-    return find_notes
+def _register(check: _Check) -> _Check:
+    _CHECKS.append(check)
+    return check
 
 
 def list_notes(job: ResolvedJob) -> Iterator[str]:
-    """Yield one note for each such choice of the job."""
-    for find_notes in _NOTES:
-        yield from find_notes(job)
+    """Yield the notes on a job."""
+    for check in _CHECKS:
+        yield from check(job)
 
 
-@_note
+@_register
 def _note_spot(job: ResolvedJob) -> Iterator[str]:
-    # A reclaimed node may be gone before the job's own grace period is over.
+    # A reclaimed node may disappear before the job's grace period is over.
     usual_s, most_s = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
     is_spot = job.nodes.platform == "gke" and job.spec.capacity == "spot"
     if is_spot and job.spec.grace > usual_s:
@@ -40,7 +40,7 @@ def _note_spot(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-@_note
+@_register
 def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
     adds_nodes = job.nodes.platform == "eks" and job.nodes.provisioner == "karpenter"
     if job.spec.resources.hugepages is not None and adds_nodes:
@@ -50,7 +50,7 @@ def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-@_note
+@_register
 def _note_eks(job: ResolvedJob) -> Iterator[str]:
     capacity, nodes = job.spec.capacity, job.nodes
     if nodes.platform != "eks":
@@ -74,7 +74,7 @@ def _note_eks(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-@_note
+@_register
 def _note_slice(job: ResolvedJob) -> Iterator[str]:
     if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
         other_slices = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
@@ -87,14 +87,14 @@ def _note_slice(job: ResolvedJob) -> Iterator[str]:
 
 _GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "gke": (GKE_GPU, {gpu: factor.value for gpu, factor in gke.GPU_NETWORK_FACTOR.items()}),
-    # Each interface for EFA is on a network card of its own, and TCP uses the first card.
+    # Each EFA interface is on its own network card, and TCP uses only the first card.
     "eks": (INSTANCE, {name: instance.efa or 0 for name, instance in eks.INSTANCES.items()}),
 }
 
 
-@_note
+@_register
 def _note_tcp(job: ResolvedJob) -> Iterator[str]:
-    # The GPUs of these hosts have a fast network of their own, which the job does not use.
+    # These hosts have a separate fast network for their GPUs, which the job does not use.
     platform_networks = _GPU_NETWORKS.get(job.nodes.platform)
     if platform_networks is None or job.network.choice != "default" or job.spec.host_count == 1:
         return
@@ -127,7 +127,7 @@ def _suggest_network(node_type: str) -> str:
     return "network: gpudirect-rdma"
 
 
-@_note
+@_register
 def _note_render_group(job: ResolvedJob) -> Iterator[str]:
     # A user other than root can open AMD's devices only through their group.
     user = job.security.user
@@ -143,7 +143,7 @@ def _note_render_group(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-@_note
+@_register
 def _note_arm(job: ResolvedJob) -> Iterator[str]:
     if ACCELERATORS[job.spec.accelerator.type].is_arm:
         yield (
@@ -152,10 +152,10 @@ def _note_arm(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-@_note
+@_register
 def _note_numa(job: ResolvedJob) -> Iterator[str]:
-    # One process drives the chips of several NUMA nodes. Pods of Google and xpk have a container
-    # for each node.
+    # One process drives the chips of several NUMA nodes. In pods of Google and xpk, each NUMA node
+    # has its own container.
     hardware, accelerator = ACCELERATORS[job.spec.accelerator.type], job.spec.accelerator
     if hardware.numa_nodes > 1 and accelerator.per_host > 1:
         yield (
@@ -166,7 +166,7 @@ def _note_numa(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-@_note
+@_register
 def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
     kind = job.spec.accelerator.type
     if kind in ("gpu", "amdgpu") and not job.nodes.labels:
@@ -178,10 +178,10 @@ def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
         yield f"accelerator: {kind} names none, and {subject}: choose their nodes by node_selector."
 
 
-@_note
+@_register
 def _note_cuda(job: ResolvedJob) -> Iterator[str]:
-    # The GPU may be too old for a version of CUDA. The name of the image may show that it has an
-    # older one.
+    # The GPU may be too old for a version of CUDA, unless the image's name says that its CUDA is
+    # older.
     accelerator_type = job.spec.accelerator.type
     capability, image = ACCELERATORS[accelerator_type].capability, job.code.image or ""
     for cuda, oldest in OLDEST_CAPABILITY.items():
@@ -193,7 +193,7 @@ def _note_cuda(job: ResolvedJob) -> Iterator[str]:
             )
 
 
-@_note
+@_register
 def _note_proxy(job: ResolvedJob) -> Iterator[str]:
     proxies = contract.find_proxies(job.spec.env)
     if proxies and job.spec.processes > 1:
@@ -204,7 +204,7 @@ def _note_proxy(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-@_note
+@_register
 def _note_user(job: ResolvedJob) -> Iterator[str]:
     accelerator_type, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{accelerator_type}: root}} in the cluster defaults"

@@ -21,7 +21,7 @@ _MAX_DIFFERENCES = 300
 
 
 def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -> dict[str, Any]:
-    """Return the data of the page. Raises UserError if no run has a metric of `metrics`."""
+    """Return the data of the page. Raises UserError if no run has one of `metrics`."""
     for metric in metrics:
         _require_metric(runs, metric)
     keys = ("sentence", "step", "goodput", "wall_s", "curves", "drawn", "name", "batch")
@@ -31,9 +31,10 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
     differences = [row for row in run_files.compare_jobs(folders) if row[0] != "name"]
     versions = run_files.differing_rows([run_files.list_versions(run.summary) for run in runs])
     rows = []
+    max_points = curves.MAX_PAGE_POINTS // len(runs)
     for name, run in zip(_unique_names(runs), runs, strict=True):
-        share = curves.MAX_PAGE_POINTS // len(runs)
-        data = run.to_json(share) | {"name": name, "batch": run_files.job_batch(run.brief.folder)}
+        batch = run_files.job_batch(run.brief.folder)
+        data = run.to_json(max_points) | {"name": name, "batch": batch}
         rows.append({key: data[key] for key in keys})
     return {
         "runs": rows,
@@ -52,7 +53,7 @@ def _require_metric(runs: Sequence[RunReport], metric: str) -> None:
 
 
 def _unique_names(runs: Sequence[RunReport]) -> list[str]:
-    """Return the names of the runs, with a number where two are equal."""
+    """Return the names of the runs. A repeated name gets a number."""
     counts, names = Counter[str](), []
     for run in runs:
         name = escape_controls(run.brief.name)
@@ -62,7 +63,7 @@ def _unique_names(runs: Sequence[RunReport]) -> list[str]:
 
 
 def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]:
-    """Return the curve of each run that has the metric over an axis: step, hour or examples.
+    """Return the curve of each run with the metric, over an axis: step, hour or examples.
 
     Raises UserError if the number of examples of a run is unknown.
     """

@@ -1,9 +1,9 @@
-"""Series over the steps of a run, reduced to what a screen shows while they are read.
+"""Series over the steps of a run, reduced while they are read to what a screen can show.
 
 The steps are divided into ranges of equal width. A curve keeps the lowest and the highest point of
 each range, and the seconds of a range are summed. When a series has too many items, the width
-doubles and the ranges are joined, so that at every moment all of the run is reduced equally. The
-oldest and the newest item always stay.
+doubles and neighbouring ranges are merged, so that all parts of the run are reduced equally. The
+oldest and the newest item are always kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 MAX_POINTS = 2000
 # Points of all curves on a page, each of which takes some 25 bytes.
 MAX_PAGE_POINTS = 20_000
-# However many curves a page has, each of them keeps this many points.
+# Each curve keeps this many points, however many curves a page has.
 MIN_CURVE_POINTS = 100
 MAX_INTERVALS = 1000
 
@@ -30,7 +30,7 @@ Item = TypeVar("Item", bound=tuple[Any, ...])
 
 
 class StepSeries(Generic[Item]):
-    """Items in the order of their steps, of which each range of steps keeps a few."""
+    """Items in the order of their steps. Each range of steps keeps a few of its items."""
 
     def __init__(self, limit: int) -> None:
         self.items: list[Item] = []
@@ -39,11 +39,11 @@ class StepSeries(Generic[Item]):
         self._range_start = 1
 
     def merge_range(self, items: list[Item]) -> list[Item]:
-        """Return what stays of the items of one range, at most two."""
+        """Return at most two items that stand for all items of a range."""
         raise NotImplementedError
 
     def add_item(self, item: Item) -> None:
-        """Add the newest item; one of the same step replaces the last."""
+        """Add the newest item. It replaces the last one if that has the same step."""
         items, start = self.items, self._range_start
         if items and items[-1][0] == item[0]:
             items.pop()
@@ -80,7 +80,7 @@ class Curve(StepSeries[Point]):
 
     @property
     def points(self) -> list[Point]:
-        """The points that are kept."""
+        """The points of the curve."""
         return self.items
 
     def merge_range(self, items: list[Point]) -> list[Point]:
@@ -93,15 +93,15 @@ class Curve(StepSeries[Point]):
                 high = index
         return [items[low]] if low == high else [items[min(low, high)], items[max(low, high)]]
 
-    def reduced(self, limit: int) -> list[Point]:
+    def reduce_points(self, limit: int) -> list[Point]:
         """Return at most `limit` points of the whole curve, the extremes of each range."""
         return self.points if len(self.points) <= limit else Curve(self.points, limit).points
 
     def values_by_range(self, count: int) -> list[float]:
-        """Return the middle of the lowest and highest value in each of `count` ranges of steps.
+        """Return the mean of the lowest and highest value in each of `count` ranges of steps.
 
-        A range without a point has the value of the one before it. There are fewer ranges if there
-        are fewer points.
+        A range without a point has the value of the range before it. There are at most as many
+        ranges as points.
         """
         first, last = self.points[0][0], self.points[-1][0]
         count = min(count, len(self.points))

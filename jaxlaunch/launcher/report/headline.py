@@ -1,4 +1,4 @@
-"""The first screen of a page: a sentence about the end of a run, and the numbers of its result."""
+"""Texts of the first screen of a run's page: its result, speed, memory and restarts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from jaxlaunch.launcher.report.curves import Curve
 from jaxlaunch.launcher.report.timeline import DOWN, LOST, Timeline
 from jaxlaunch.launcher.wording import escape_controls
 
-# Metrics that say how good a model is, in the order in which a page shows the first one.
+# Metrics of the quality of a model. A page shows the first that the run has.
 _RESULTS = ("eval/accuracy", "eval/perplexity", "accuracy", "perplexity", "reward")
 _LOSSES = ("eval/loss", "loss")
+# Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("accuracy", "top5", "macro_f1")
 # Causes of time that an attempt spends before its first step.
 _STARTUP = ("rendezvous", "init", "prepare", "compile", "restore")
-# What ended an attempt, as one and as several.
+# Nouns for the causes that end an attempt, singular and plural.
 _END_NOUNS: Mapping[str, tuple[str, str]] = {
     "killed": ("kill", "kills"),
     "crash": ("crash", "crashes"),
@@ -29,17 +30,18 @@ _END_NOUNS: Mapping[str, tuple[str, str]] = {
 }
 _OTHER_NOUNS = ("restart", "restarts")
 
-# Parts of an interval, which the strip shows, and numbers that follow from the step.
+# Curves that the page does not draw: parts of an interval, which the timeline shows, and numbers
+# that follow from the step.
 _HIDDEN = (
     *(Key.PART_S.format(part=part) for part in ("data", "device", "host", "save", "eval")),
     *("wall_s", "step_s", "examples", "eval/examples", Key.EPOCH, Key.TARGETS_PER_S),
-    # The curve of the memory has its limit.
+    # The limits are drawn with the curves of the memory.
     *(Key.DEVICE_LIMIT_GIB, Key.HOST_LIMIT_GIB),
 )
 
 
 def format_span(seconds: float) -> str:
-    """Return `0.52 s`, `35 s`, `4 min 18 s`, `3 h 20 min` or `2 d 4 h`."""
+    """Return a time such as `0.52 s`, `35 s`, `4 min 18 s`, `3 h 20 min` or `2 d 4 h`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     if seconds < 9.95:
@@ -55,21 +57,21 @@ def format_span(seconds: float) -> str:
 
 
 def format_value(name: str, value: float) -> str:
-    """Return the value of a metric: `98.6 %` of a share, else four digits."""
+    """Return the value of a metric: a share as `98.6 %`, other values with four digits."""
     if name.rpartition("/")[2] in _SHARES and 0 <= value <= 1:
         return f"{100 * value:.1f} %"
     return f"{value:.4g}"
 
 
 def result_names(curves: Mapping[str, Curve], metric: str | None) -> list[str]:
-    """Return the metrics with the result: that of the best checkpoint, if any, and a loss."""
+    """Return the metrics of the result: that of the best checkpoint or of quality, and a loss."""
     names = [name for name in (metric, *_RESULTS) if name in curves and name not in _LOSSES][:1]
     names += [name for name in _LOSSES if name in curves][:1]
     return [str(name) for name in names]
 
 
 def list_results(curves: Mapping[str, Curve], metric: str | None) -> list[tuple[str, str]]:
-    """Return the names and the newest values of the metrics with the result."""
+    """Return the names and the newest values of the metrics of the result."""
     names = result_names(curves, metric)
     return [
         (escape_controls(name), format_value(name, curves[name].points[-1][2])) for name in names
@@ -90,9 +92,9 @@ def describe_speed(curves: Mapping[str, Curve]) -> str:
 
 
 def describe_memory(curves: Mapping[str, Curve]) -> str:
-    """Return the most memory that the host of rank 0 and its devices had in use, and the limits.
+    """Return the peak memory of the host and the devices of rank 0, and the limits.
 
-    For example "host 1.93 of 2 GiB (97 %), device 61.2 of 79.6 GiB (77 %)", "" if it is unknown.
+    For example "host 1.93 of 2 GiB (97 %), device 61.2 of 79.6 GiB (77 %)", or "" if unknown.
     """
     texts = []
     for name, key, limit_key in (
@@ -109,25 +111,26 @@ def describe_memory(curves: Mapping[str, Curve]) -> str:
 
 
 def describe_restarts(timeline: Timeline) -> str:
-    """Return `2 kills cost 35 s`: the steps that were lost, and the seconds until new ones.
+    """Return `2 kills cost 35 s`: the time of lost steps, and the time until new ones.
 
-    It is "" for a run with one attempt.
+    Returns "" for a run with one attempt.
     """
-    ended = [attempt for attempt in timeline.attempts[:-1] if attempt.record is not None]
-    if not ended:
-        return ""
-    counts = Counter(
-        _END_NOUNS.get(attempt.record.cause, _OTHER_NOUNS)
-        for attempt in ended
+    ends = [
+        (attempt.end, attempt.record.cause)
+        for attempt in timeline.attempts[:-1]
         if attempt.record is not None
-    )
+    ]
+    if not ends:
+        return ""
+    counts = Counter(_END_NOUNS.get(cause, _OTHER_NOUNS) for _, cause in ends)
     texts = [f"{count} {nouns[count > 1]}" for nouns, count in counts.items()]
-    cost_s = sum(_list_costs(timeline, ended[0].end))
-    verb = "cost" if len(ended) > 1 else "costs"
+    cost_s = sum(_list_costs(timeline, ends[0][0]))
+    verb = "cost" if len(ends) > 1 else "costs"
     return f"{' and '.join(texts)} {verb} {format_span(cost_s)}"
 
 
 def _list_costs(timeline: Timeline, first_end: float) -> Iterator[float]:
+    """Yield the seconds of lost work, and of startup after the first attempt has ended."""
     for segment in timeline.segments:
         is_startup = segment.cause == DOWN or segment.cause in _STARTUP
         if segment.cause == LOST:
@@ -137,6 +140,6 @@ def _list_costs(timeline: Timeline, first_end: float) -> Iterator[float]:
 
 
 def is_shown_curve(name: str) -> bool:
-    """Return whether a curve is drawn: one that a person reads, and no bookkeeping."""
+    """Return whether the page draws a curve, because it is of interest to a person."""
     # A mixture has an epoch of each part.
     return name not in _HIDDEN and not name.startswith(f"{Key.EPOCH}/")

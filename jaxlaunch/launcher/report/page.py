@@ -1,7 +1,7 @@
-"""HTML pages, each a single file with its data, scripts and styles, which loads nothing else.
+"""HTML pages, each a single file with its data, scripts and styles that loads nothing else.
 
-All data that others may have written is JSON in the page, from which the scripts make text and
-never HTML. The content security policy of the page lets no other script run.
+Untrusted data is in the page as JSON, and the scripts insert it as text and never as HTML. The
+content security policy of the page allows no other script.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HTML_ESCAPES = str.maketrans(
 
 
 def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
-    """Return the page of `kind`: run, runs, sweep or compare."""
+    """Return a page. `kind` selects the script that draws it: run, runs, sweep or compare."""
     script, style = _read_assets(_SCRIPTS), _read_assets(_STYLES)
     sources = f"script-src '{_policy_digest(script)}'; style-src '{_policy_digest(style)}'"
     policy = (
@@ -45,7 +45,7 @@ def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
 
 
 def render_form(title: str, body: Iterable[str]) -> str:
-    """Return a page without scripts whose forms are sent to its own server."""
+    """Return a page without scripts that may send forms to its own server."""
     style = _read_assets(("page.css",))
     policy = (
         f"default-src 'none'; style-src '{_policy_digest(style)}'; img-src data:; base-uri "

@@ -1,4 +1,4 @@
-"""Draws the timeline and the curves of a run: as SVG and PNG files, and in a terminal."""
+"""Draw the timeline and the curves of a run: as SVG and PNG files, and in a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAUSE_COLOURS: Mapping[str, str] = {
     "down": "#4b5560",
 }
 _OTHER_COLOUR, _INK, _GRID = "#b9c2cb", "#1c2126", "#d4dae0"
-# Characters of a plot in a terminal. Each of them has eight dots.
+# The size of a plot in a terminal, in characters. Each character has 4 × 2 dots.
 _COLUMNS, _ROWS = 60, 14
 # Bits of Unicode's braille patterns, by row and column.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -45,10 +45,9 @@ Line = tuple[str, Sequence[float], Sequence[float]]
 
 
 def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the pictures of a run's page into a folder and return their paths.
+    """Write the pictures of a run into a folder and return their paths.
 
-    Raises:
-        UserError: The folder cannot be written.
+    Raises UserError if the folder cannot be written.
     """
     pictures = {"time": list(draw_timeline(run))}
     for name in run["drawn"]:
@@ -80,7 +79,8 @@ def draw_curve(xs: Sequence[float], ys: Sequence[float]) -> Iterator[Shape]:
     to_y = _make_scale(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
     for part in range(5):
         x = min(xs) + (max(xs) - min(xs)) * part / 4
-        y = min(ys) / 1 + (max(ys) / 4 - min(ys) / 4) * part
+        # The difference of two large values could overflow.
+        y = min(ys) + (max(ys) / 4 - min(ys) / 4) * part
         yield "line", _GRID, [(LEFT, to_y(y)), (WIDTH - RIGHT, to_y(y))]
         yield "text", LEFT - 8, to_y(y) + 4, "end", f"{y:.3g}"
         yield "text", to_x(x), HEIGHT - BOTTOM + 18, "middle", f"{x:.4g}"
@@ -114,9 +114,9 @@ def draw_timeline(run: Mapping[str, Any]) -> Iterator[Shape]:
 
 
 def _make_scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    """Return the function from values to positions.
+    """Return the linear function that maps the values low to high to the positions begin to end.
 
-    It subtracts halves, since the difference of two large values is infinite.
+    It subtracts halves, because the difference of two large values could overflow.
     """
     if high == low:
         return lambda value: (begin + end) / 2
@@ -148,7 +148,7 @@ def render_svg(shapes: Sequence[Shape]) -> str:
 
 
 def write_png(shapes: Sequence[Shape], path: Path) -> None:
-    """Write the shapes as a PNG file with twice as many pixels in each direction."""
+    """Write the shapes as a PNG file, with twice the resolution of the SVG."""
     from PIL import Image, ImageDraw, ImageFont
 
     scale = 2
@@ -170,7 +170,7 @@ def write_png(shapes: Sequence[Shape], path: Path) -> None:
 
 
 def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
-    """Draw curves in one plot of text, each with its mark here and there and at its end."""
+    """Draw curves in one plot of text. Each has its own mark, at intervals and at its end."""
     xs = [x for _, line_xs, _ in lines for x in line_xs]
     ys = [y for _, _, line_ys in lines for y in line_ys]
     if not xs:
@@ -186,7 +186,7 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
         mark = _MARKS[index % len(_MARKS)]
         if len(lines) > 1:
-            # Dots are alike, so each curve has its mark in some columns, each in others.
+            # All curves have the same dots, so each has marks, in different columns.
             offset = index * _MARK_EVERY // len(lines)
             for x, y in points:
                 if (x // 2 + offset) % _MARK_EVERY == 0:
@@ -209,7 +209,7 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
 
 
 def _trace_dots(points: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return the dots on the way from each point to the next."""
+    """Return the dots on straight lines from each point to the next."""
     dots = set(points)
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         steps = max(abs(x1 - x0), abs(y1 - y0))

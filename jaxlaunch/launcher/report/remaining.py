@@ -1,7 +1,7 @@
-"""The time that a run still needs: its median step time, the evaluations and the saves ahead.
+"""Estimate of the time that a run still needs, for its steps, evaluations and saves.
 
-A median leaves out compilation, restarts and pauses. An evaluation or a save that has not happened
-yet has no known length and counts as 0 s.
+The step time is a median, which leaves out compilation, restarts and pauses. Before the first
+evaluation or save, its length is unknown and counts as 0 s.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from jaxlaunch.launcher.report.curves import Point
 from jaxlaunch.launcher.report.run_files import CurveFile
 
-# Differences between reports, of which a median is the time of a step.
+# The smallest number of differences between reports from which a step time is computed.
 MIN_DIFFERENCES = 3
-# Newest points of a program that reports no `step_s`.
+# The number of newest points that are used of a program that reports no `step_s`.
 _RECENT_POINTS = 100
-# Keys of the pauses in metrics.jsonl, and the block of `train:` that says how often they are.
+# Keys of the pauses in metrics.jsonl, and the blocks of `train:` with their intervals.
 _BLOCKS: Mapping[str, str] = {"eval_s": "eval", "save_s": "checkpoint"}
 
 
@@ -35,9 +35,10 @@ def estimate_remaining_s(
     Args:
         metrics: The rows of metrics.jsonl.
         job: The job of the run, as plain values.
-        step: Steps that are complete.
-        total: Steps of the whole run.
-        readings: Times in seconds and steps as they were seen, for the time before the first row.
+        step: The newest complete step.
+        total: The number of steps of the whole run.
+        readings: Times in seconds at which a new step was seen, and the steps. They are used before
+            metrics.jsonl has enough rows.
     """
     step_s = _median_step_s(metrics, readings)
     if step_s is None:
@@ -50,13 +51,13 @@ def estimate_remaining_s(
 
 
 def _median_step_s(metrics: CurveFile, readings: Sequence[tuple[float, int]]) -> float | None:
-    """Return the seconds of a step without pauses: as the trainer measures them, else as seen."""
+    """Return the seconds of a step without pauses, as the trainer reports them or as observed."""
     if (curve := metrics.curves.get("step_s")) is not None:
         # The median of the recent steps, without the warm-up.
         return curve.points[-1][2]
     points = next((curve.points for curve in metrics.curves.values()), list[Point]())
-    seen = [(time, int(step)) for step, time, _ in points[-_RECENT_POINTS:]]
-    for times in (seen, readings):
+    row_times = [(time, int(step)) for step, time, _ in points[-_RECENT_POINTS:]]
+    for times in (row_times, readings):
         differences = [
             (later - earlier) / (last - first)
             for (earlier, first), (later, last) in itertools.pairwise(times)
@@ -68,7 +69,7 @@ def _median_step_s(metrics: CurveFile, readings: Sequence[tuple[float, int]]) ->
 
 
 def _pause_intervals(job: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return how many steps apart the pauses of a `train:` job are; None is only at the end."""
+    """Return the steps between pauses of a `train:` job. None means only one, at the end."""
     train, intervals = job.get("train"), dict[str, int | None]()
     if not isinstance(train, Mapping):
         return intervals
@@ -82,7 +83,7 @@ def _pause_intervals(job: Mapping[str, Any]) -> dict[str, int | None]:
 
 @functools.cache
 def _default_every() -> Mapping[str, int | None]:
-    # The schema takes a while to import, and most commands need no time left.
+    # Importing the schema takes a while, and most commands do not estimate the remaining time.
     from jaxlaunch.trainer.spec.train import Checkpoint, Eval
 
     return {
@@ -92,9 +93,9 @@ def _default_every() -> Mapping[str, int | None]:
 
 
 def count_pauses(every: int | None, step: int, total: int) -> int:
-    """Return how often a pause, which is also at the end, comes at or after `step`.
+    """Return the number of pauses at or after `step`, including one at the end.
 
-    While the pause at `step` itself takes place, the run is at that step.
+    The pause at `step` itself counts, because the run is at that step during the pause.
     """
     if every is None:
         return 1
@@ -102,12 +103,13 @@ def count_pauses(every: int | None, step: int, total: int) -> int:
 
 
 def _pause_s(metrics: CurveFile, key: str, every: int | None) -> float:
-    """Return the median of the pauses so far; a row has the pauses since the row before it."""
+    """Return the median length of the regular pauses so far."""
     points, rows = metrics.pauses[key].points, metrics.curves.get(key)
     if not points or rows is None:
         return 0.0
     first, last = int(rows.points[0][0]), int(rows.points[-1][0])
-    # The pauses that are due. Others are saves of the best step, or a wait for the storage.
+    # The number of regular pauses. The others, which are shorter, are saves of the best step and
+    # waits for the storage.
     count = 0 if every is None else (last - 1) // every - (first - 1) // every
     longest = sorted((seconds for _, _, seconds in points), reverse=True)
     return statistics.median(longest[: max(1, count)])

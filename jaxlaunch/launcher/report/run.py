@@ -1,4 +1,4 @@
-"""Report of one run for its page and for comparisons: the content of its folder as plain values."""
+"""Report of one run as plain values, for its page and for comparisons."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.summary import StartRecord, Summary, newest_effective_start
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.run_folder import start_rows as starts_of
+from jaxlaunch.runs.run_folder import RunFolder, start_rows
 
 # The largest number of ranks whose log ends are on the page.
 MAX_RANKS = 64
@@ -35,7 +34,7 @@ _END_PHRASES = {"done": "is done", "stopped": "was stopped", "failed": "failed"}
 
 
 class RunReader:
-    """Reads a run repeatedly, and only the new part of its files of numbers."""
+    """Reader of one run. Repeated reads parse only the new rows of its files of metrics."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,9 +46,10 @@ class RunReader:
         self.evals.read_new_rows()
         files = RunFolder(self.path)
         summary = files.read_summary()
-        starts = starts_of(summary)
+        starts = start_rows(summary)
         uids = dict.fromkeys(start.uid for start in starts)
         records = [record for uid in uids for record in files.read_records(uid)]
+        # All seconds of each start that has ended, including those before its row was written.
         totals_s = {}
         for start in starts:
             if start.ended:
@@ -58,9 +58,10 @@ class RunReader:
                     sum(start_summary.seconds.values()) if start_summary else 0.0
                 )
         running = None if summary is None or summary.verdict is not None else summary.of
-        ended = [record.attempt for record in records if running and record.uid == running.uid]
-        if running and max(ended, default=0) >= running.attempt:
-            running = None
+        if running is not None:
+            ended = (record.attempt for record in records if record.uid == running.uid)
+            if max(ended, default=0) >= running.attempt:
+                running = None
         timeline = build_timeline(
             starts, records[-MAX_ATTEMPTS:], self.metrics.intervals.items, running, totals_s
         )
@@ -77,7 +78,7 @@ class RunReader:
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """A run at one moment."""
+    """State of a run at one moment."""
 
     brief: RunBrief
     summary: Summary | None
@@ -88,7 +89,7 @@ class RunReport:
     evals: CurveFile
 
     def named_curves(self) -> dict[str, Curve]:
-        """Return every curve by its name on the page: those of eval.jsonl begin with `eval/`."""
+        """Return all curves by name. The names of those in eval.jsonl begin with `eval/`."""
         evals = {f"eval/{name}": curve for name, curve in self.evals.curves.items()}
         return self.metrics.curves | evals
 
@@ -120,18 +121,17 @@ class RunReport:
         outcome = contract.outcome_for_code(verdict.code)
         next_step = ""
         if outcome.is_stop:
-            is_saved = self.brief.committed is not None
             next_step = "The same command starts it again: it reported no saved step."
-            if is_saved:
+            if self.brief.committed is not None:
                 next_step = "It is saved. The same command resumes it."
         elif verdict.code != contract.DONE:
             next_step = f"Exit code {verdict.code}: {outcome.meaning}."
             if link := troubleshooting.command_for_code(verdict.code):
                 next_step += f" What to do: {link}"
         if self.starts and self.starts[-1] is not newest_effective_start(self.starts):
-            refused = self.starts[-1]
-            refusal = escape_controls(refused.refusal)[:_MESSAGE_CHARS]
-            next_step += f" Start {refused.start} was refused (exit {refused.code}): {refusal}"
+            start = self.starts[-1]
+            refusal = escape_controls(start.refusal)[:_MESSAGE_CHARS]
+            next_step += f" Start {start.start} was refused (exit {start.code}): {refusal}"
         message = escape_controls(verdict.message)[:_MESSAGE_CHARS]
         text = f"{name} {_END_PHRASES[state]} after {duration}{at_step}: {message}"
         if verdict.code == contract.DONE:
@@ -140,17 +140,17 @@ class RunReport:
         return {"state": state, "text": text, "todo": next_step.strip()}
 
     def _describe_hang(self) -> str:
-        """Return where a rank hangs before a timeout has passed, else ""."""
+        """Return a sentence about a rank that hangs before a timeout has passed, or ""."""
         if (hang := self.ranks.hang) is None:
             return ""
-        waits = "; the other ranks wait for it" if hang.has_waiting else ""
+        waiting_text = "; the other ranks wait for it" if hang.has_waiting else ""
         seconds = max(0.0, (self.brief.updated_at or hang.since) - hang.since)
         place = escape_controls(hang.place)[:_MESSAGE_CHARS]
         span = headline.format_span(seconds)
-        return f" Rank {hang.rank} has not ended its step for {span}, {place}{waits}."
+        return f" Rank {hang.rank} has not ended its step for {span}, {place}{waiting_text}."
 
     def _describe_slow_rank(self) -> str:
-        """Return which rank the others wait for in each step, else ""."""
+        """Return a sentence about the rank that the others wait for in each step, or ""."""
         if not (slow_ranks := self.ranks.list_slow_ranks()):
             return ""
         slow = slow_ranks[0]
@@ -229,7 +229,7 @@ class RunReport:
             ],
             "marks": self._list_marks(),
             "curves": {
-                escape_controls(name): self._curve_points(curve.reduced(limit))
+                escape_controls(name): self._curve_points(curve.reduce_points(limit))
                 for name, curve in shown_curves.items()
             },
             "drawn": [
@@ -246,17 +246,17 @@ class RunReport:
         }
 
     def total_steps(self) -> int | None:
-        """Return the steps of the job: given, or computed from the rate of epochs."""
+        """Return the total steps of the job, as given or computed from the epochs so far."""
         if self.brief.steps is not None:
             return self.brief.steps
         if self.brief.state == "done":
             return self.brief.step
         epochs = run_files.job_value(self.brief.folder, "train", "epochs")
-        passes = self.metrics.curves.get("epoch")
-        if type(epochs) not in (int, float) or passes is None:
+        epoch_curve = self.metrics.curves.get("epoch")
+        if type(epochs) not in (int, float) or epoch_curve is None:
             return None
-        step, _, rate = passes.points[-1]
-        return math.floor(epochs * step / rate + 1e-6) if rate > 0 else None
+        step, _, epoch = epoch_curve.points[-1]
+        return math.floor(epochs * step / epoch + 1e-6) if epoch > 0 else None
 
     def remaining_s(self) -> float | None:
         """Return the seconds that the run still needs, or None if they are unknown."""
@@ -280,40 +280,40 @@ class RunReport:
 
     def _list_marks(self) -> list[list[Any]]:
         evals = next(iter(self.evals.curves.values()), Curve())
-        marked = {
-            "eval": evals.reduced(run_files.MAX_MARKS),
+        points_by_kind = {
+            "eval": evals.reduce_points(run_files.MAX_MARKS),
             "save": self.metrics.pauses["save_s"].points,
         }
         return [
             [self._axis_seconds(time), kind, int(step)]
-            for kind, points in marked.items()
+            for kind, points in points_by_kind.items()
             for step, time, _ in points
             if not math.isnan(time)
         ]
 
     def _list_ranks(self) -> list[dict[str, Any]]:
-        """Return the end of each rank's log, and its stack when the run hung."""
+        """Return the end of each rank's log and its stack after a hang, the failed rank first."""
         stacks = {} if self.summary is None else dict(self.summary.stacks)
         verdict = None if self.summary is None else self.summary.verdict
-        cause = None if verdict is None else verdict.rank
-        first = [] if cause is None else [cause]
-        ranks = list(dict.fromkeys([*first, *sorted(stacks), *range(MAX_RANKS)]))[:MAX_RANKS]
-        newest = newest_effective_start(self.starts)
-        start = 1 if newest is None else newest.start
+        failed_rank = None if verdict is None else verdict.rank
+        first_ranks = [] if failed_rank is None else [failed_rank]
+        ranks = list(dict.fromkeys([*first_ranks, *sorted(stacks), *range(MAX_RANKS)]))[:MAX_RANKS]
+        newest_start = newest_effective_start(self.starts)
+        start = 1 if newest_start is None else newest_start.start
         tails = dict(RunFolder(self.brief.folder).read_log_tails(start, ranks))
         return [
             {
                 "rank": rank,
                 "tail": [escape_controls(line)[:500] for line in tails.get(rank, [])[-60:]],
                 "stack": escape_controls(stacks.get(rank, ""))[-_STACK_CHARS:],
-                "is_cause": rank == cause,
+                "is_cause": rank == failed_rank,
             }
             for rank in ranks
             if rank in tails or rank in stacks
         ]
 
     def _list_samples(self) -> list[dict[str, Any]]:
-        """Return by step the samples that the model generated or the program reported."""
+        """Return the samples that the model generated or the program reported, by step."""
         folder = self.brief.folder
         rows = run_files.read_samples(folder / layout.SAMPLES, MAX_SAMPLES)
         samples_by_step = dict[int, list[Any]]()
@@ -327,22 +327,22 @@ class RunReport:
     def _list_commands(self) -> list[list[str]]:
         folder = run_files.quote_folder(self.brief.folder)
         commands = [["Say why it is where it is", f"launcher explain {folder}"]]
-        commands += [["Read a rank's log", f"launcher logs {folder} --rank 0 --tail 100"]]
+        commands.append(["Read a rank's log", f"launcher logs {folder} --rank 0 --tail 100"])
         if self.brief.state != "done":
             resume = f"launcher run {folder}/job.yaml --run-dir {folder}"
             has_saved = self.brief.committed is not None
             action = "Continue from the newest checkpoint" if has_saved else "Start it again"
-            commands += [[action, resume]]
+            commands.append([action, resume])
         if self.metrics.curves:
-            commands += [["Compare it with another run", f"launcher compare {folder} OTHER"]]
+            commands.append(["Compare it with another run", f"launcher compare {folder} OTHER"])
         if (place := layout.read_tracker_place(self.brief.folder)) is not None:
             is_url = place[0] == "url"
-            commands += [["Its page at the tracker" if is_url else "Its tracker", place[1]]]
+            commands.append(["Its page at the tracker" if is_url else "Its tracker", place[1]])
         return [[name, escape_controls(text)] for name, text in commands]
 
 
 def _sanitize_value(value: Any, depth: int = 0) -> Any:
-    """Return a value of a sample with only texts and numbers, and without deep nesting."""
+    """Reduce a value of a sample to texts and numbers, without deep nesting."""
     if isinstance(value, str):
         is_picture = value.startswith("data:image/png;base64,")
         return value[:MAX_PICTURE_CHARS] if is_picture else escape_controls(value[:MAX_TEXT_CHARS])

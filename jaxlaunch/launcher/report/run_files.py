@@ -1,6 +1,6 @@
-"""Files of a run folder: numbers, samples, checkpoints, classes, job and state.
+"""Read the files of a run folder: metrics, samples, checkpoints, classification, job and state.
 
-Others may write these files: values of another type are skipped, no link is followed, and lines and
+Others may write these files. Values of a wrong type are skipped, no link is followed, and lines and
 files are read only up to a limit.
 """
 
@@ -28,7 +28,7 @@ from jaxlaunch.runs.layout import find_holder
 from jaxlaunch.runs.run_folder import RunFolder
 
 MAX_CURVES = 100
-# Marks of saves, and as many of evaluations, below the strip.
+# The largest number of marks of saves, and of evaluations, below the timeline.
 MAX_MARKS = 500
 MAX_NAME_CHARS = 120
 # Bytes of the newest pictures and texts on a page.
@@ -38,7 +38,7 @@ MAX_FILE_BYTES = 1 << 30
 # Beyond this value, differences of two numbers overflow.
 MAX_VALUE = 1e300
 TIME = "time"
-# The state of a run whose summary is open, while no launcher holds its folder.
+# The state of a run without a verdict whose folder no launcher holds.
 KILLED = "killed"
 
 _MAX_MANIFEST_BYTES = 64 << 20
@@ -46,13 +46,13 @@ _MAX_STEPS = 200
 _MAX_CLASSIFICATION_BYTES = 4 << 20
 # Characters of a value of the job.
 _MAX_VALUE_CHARS = 300
-# No page shows the values of these blocks, which may contain tokens.
+# Values of these blocks may be tokens, and no page shows them.
 _PRIVATE_BLOCKS = ("env",)
 _TOTAL_STEPS = ("train", "steps")
-# Errors of json.loads, and of a file in another format.
-_WRONG_FORM = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+# Errors of a file that is not JSON, or has another structure.
+_FORMAT_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
-# The check of each key of a row.
+# A function for each key of a row that returns its valid value, or raises ValueError.
 Checks = Mapping[str, Callable[[Any], Any]]
 
 
@@ -60,18 +60,17 @@ Checks = Mapping[str, Callable[[Any], Any]]
 
 
 class CurveFile:
-    """The curves of one file of JSON lines, by name, reduced to what a screen shows."""
+    """Curves of one file of JSON lines by name, reduced to what a screen can show."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.curves: dict[str, Curve] = {}
-        self.last: Mapping[str, Any] = {}  # the newest row
         self.intervals = Intervals()
-        # The seconds of the intervals with an evaluation or a save.
+        # The seconds of evaluations and saves, in the intervals that have one.
         self.pauses = _make_pauses()
-        # Device and inode: a resumed run writes another file.
+        # Device and inode. A resumed run writes a new file.
         self._file_id: tuple[int, int] | None = None
-        # Offset of the last whole line: the next row of its step replaces it.
+        # The offset of the last complete line. A later row of its step replaces it.
         self._last_line_offset = 0
 
     def read_new_rows(self) -> bool:
@@ -87,7 +86,7 @@ class CurveFile:
             if is_new:
                 self._file_id = file_id
                 self._last_line_offset = max(0, stat.st_size - MAX_FILE_BYTES)
-                self.curves, self.last = {}, {}
+                self.curves = {}
                 self.intervals, self.pauses = Intervals(), _make_pauses()
             file.seek(self._last_line_offset)
             while line := file.readline(MAX_LINE_CHARS):
@@ -106,7 +105,6 @@ class CurveFile:
             return
         time = row.get(TIME)
         time = float(time) if type(time) in (int, float) and math.isfinite(time) else math.nan
-        self.last = row
         for name, value in row.items():
             is_number = type(value) in (int, float) and abs(value) < MAX_VALUE
             has_room = len(self.curves) < MAX_CURVES and len(name) <= MAX_NAME_CHARS
@@ -132,7 +130,7 @@ def _make_pauses() -> dict[str, Curve]:
 
 
 def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:
-    """Return the newest rows of reported pictures and texts, the oldest first."""
+    """Return the newest reports of pictures and texts, oldest first."""
     rows, remaining_bytes = list[dict[str, Any]](), MAX_REPORTED_BYTES
     for step in samples.list_steps(folder / samples.FOLDER)[:limit]:
         try:
@@ -150,9 +148,11 @@ def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:
 
 
 def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
-    """Return the newest rows of a file of JSON lines that are objects, the oldest first."""
+    """Return the newest objects in a file of JSON lines, oldest first."""
     try:
-        text = regular_files.read_bounded(path, 4 * MAX_LINE_CHARS, True, path.parent)
+        text = regular_files.read_bounded(
+            path, 4 * MAX_LINE_CHARS, from_end=True, below=path.parent
+        )
     except OSError:
         return []
     rows = []
@@ -201,7 +201,7 @@ def _manifest_bytes(manifest: Path, below: Path) -> int | None:
         text = regular_files.read_bounded(manifest, _MAX_MANIFEST_BYTES, below=below)
         files = json.loads(text)["manifest"]["files"]
         return sum(int(size_bytes) for size_bytes, _ in files.values())
-    except (*_WRONG_FORM, OverflowError):
+    except (*_FORMAT_ERRORS, OverflowError):
         return None
 
 
@@ -211,14 +211,13 @@ def _manifest_bytes(manifest: Path, below: Path) -> int | None:
 def read_classification(folder: Path) -> dict[str, Any] | None:
     """Return an evaluation by class: confusion, rates, calibration, and the worst examples.
 
-    The training and `launcher eval` write the file, and others may. It is None if there is no file,
-    or one with another content.
+    The trainer and `launcher eval` write the file. Returns None if it is missing or invalid.
     """
     path, limit = folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES
     try:
         text = regular_files.read_bounded(path, limit + 1, below=folder)
         return _check_classification(json.loads(text)) if len(text) <= limit else None
-    except _WRONG_FORM:
+    except _FORMAT_ERRORS:
         return None
 
 
@@ -246,7 +245,7 @@ def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
         "confused": [_check_row(row, _PAIR) for row in confused],
         "ece": _check_share(calibration["ece"]),
         "bins": [_check_row(row, _BIN if row["examples"] else _EMPTY_BIN) for row in bins],
-        # An example of a source without names has only a number, which says nothing to a person.
+        # A number alone would not identify an example to a person.
         "worst": [row for row in map(_check_example, worst) if row["where"] is not None],
     }
 
@@ -270,7 +269,7 @@ def _check_count(value: Any) -> int:
 
 
 def _check_share(value: Any) -> float | None:
-    """Return a number from 0 to 1; means of rounded numbers may be a little above 1."""
+    """Check a number from 0 to 1. Means of rounded numbers may be slightly above 1."""
     return None if value is None else min(1.0, _check_number(value, 1.001))
 
 
@@ -286,7 +285,7 @@ def _check_number(value: Any, limit: float) -> float:
 
 def _check_example(row: Mapping[str, Any]) -> dict[str, Any]:
     checked = _check_row(row, _WORST)
-    # An example of a source without names has only a number, which says nothing to a person.
+    # An example of a source without names has only a number.
     if row["where"] is None:
         _check_count(row["example"])
         return {**checked, "where": None}
@@ -336,7 +335,7 @@ def job_value(folder: Path, *keys: str) -> Any:
 
 
 def best_metric(folder: Path) -> tuple[str | None, str]:
-    """Return the metric by which the job keeps its best step, and the mode: `max` or `min`."""
+    """Return the metric of the job's best step, or None, and its mode: `max` or `min`."""
     best = job_value(folder, "train", "checkpoint", "best")
     if not isinstance(best, dict):
         return None, "min"
@@ -344,13 +343,13 @@ def best_metric(folder: Path) -> tuple[str | None, str]:
 
 
 def job_batch(folder: Path) -> int | None:
-    """Return the examples of a step, or None if the job does not have the key."""
+    """Return the batch size of the job, or None if it has none."""
     batch = job_value(folder, "train", "batch")
     return batch if type(batch) is int else None
 
 
 def quote_folder(folder: Path) -> str:
-    """Return the folder of a run as commands take it: relative below the working folder."""
+    """Quote the folder of a run for a shell, relative if it is below the working folder."""
     is_below = folder.is_relative_to(Path.cwd())
     return shlex.quote(str(folder.relative_to(Path.cwd()) if is_below else folder))
 
@@ -370,14 +369,14 @@ def compare_jobs(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
 
 
 def differing_rows(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the keys whose values differ between tables, with all values ("–": none)."""
+    """Return the keys whose values differ between tables, with the value in each table or "–"."""
     keys = dict.fromkeys(key for table in tables for key in table)
     rows = [(key, [table.get(key, "–") for table in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def _flatten_job(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys as overrides with their values, which are hidden in private blocks."""
+    """Yield the keys as overrides write them, and their values. Private values are hidden."""
     is_private = prefix.startswith(tuple(f"{block}." for block in _PRIVATE_BLOCKS))
     for key, value in job.items():
         if isinstance(value, dict) and value:
@@ -392,27 +391,27 @@ def _value_text(value: Any) -> str:
 
 
 def list_changes(folder: Path, starts: Sequence[StartRecord]) -> list[dict[str, Any]]:
-    """Return the changes of each start since the last earlier start that trained, from its rows."""
-    job_changes, changes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    files, earlier = RunFolder(folder), dict[str, str]()
+    """Return what each start changed in the job and in the versions of packages and code."""
+    changes = list[tuple[int, str, str, str]]()
+    files, earlier_versions = RunFolder(folder), dict[str, str]()
     for start in starts:
         for key, values in start.changed.items():
-            texts = (*map(_value_text, values), "", "")[:2]
-            job_changes.append((start.start, escape_controls(key), *texts))
+            then, now = (*map(_value_text, values), "", "")[:2]
+            changes.append((start.start, escape_controls(key), then, now))
         versions = list_versions(read_start_summary(files, start, starts))
-        for key in earlier.keys() & versions.keys():
-            if earlier[key] != versions[key]:
-                changes.append((start.start, key, earlier[key], versions[key]))
-        earlier |= versions
+        for key in earlier_versions.keys() & versions.keys():
+            if earlier_versions[key] != versions[key]:
+                changes.append((start.start, key, earlier_versions[key], versions[key]))
+        earlier_versions |= versions
+    changes.sort(key=lambda change: change[0])
     keys = ("start", "key", "then", "now")
-    changes = sorted([*job_changes, *changes], key=lambda change: change[0])
     return [dict(zip(keys, change, strict=True)) for change in changes]
 
 
 def read_start_summary(
     files: RunFolder, start: StartRecord, starts: Sequence[StartRecord]
 ) -> Summary | None:
-    """Return the summary of one of the starts of a run.
+    """Return the summary of a start.
 
     That of the newest start that was not refused is in the run folder itself.
     """
@@ -422,7 +421,7 @@ def read_start_summary(
 
 
 def list_versions(summary: Summary | None) -> dict[str, str]:
-    """Return the versions of packages and the digest of the code of a start, by key."""
+    """Return the versions of packages, and the digest of the code, of a start."""
     versions = {} if summary is None or summary.of is None else summary.of.made_of
     keys = {name: f"version of {escape_controls(name)[:_MAX_VALUE_CHARS]}" for name in versions}
     keys["code"] = "digest of code"
@@ -434,7 +433,7 @@ def list_versions(summary: Summary | None) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class RunBrief(RunNumbers):
-    """The row of a run in a table."""
+    """State and numbers of a run, for a row of a table."""
 
     name: str
     folder: Path
@@ -446,33 +445,36 @@ class RunBrief(RunNumbers):
     restart_count: int = 0
     # Unix time of the first start.
     began_at: float | None = None
-    # Unix time at which this was true.
+    # Unix time of the newest progress.
     updated_at: float | None = None
     owner: str = ""
 
 
 def read_brief(folder: Path) -> RunBrief:
-    """Return the row of a run, from at most two of its files, without invalid values."""
+    """Read the row of a run, from at most two of its files."""
     summary, owner = RunFolder(folder).read_summary_row(), layout.owner_name(folder) or ""
     is_running = _is_running(folder)
     if summary is None:
         return RunBrief(folder.name, folder, "running" if is_running else "unknown", owner=owner)
     progress, verdict = summary.of, summary.verdict
-    started_at = None if progress is None else progress.started
+    began_at = None if progress is None else progress.started
     if summary.starts:
-        started_at = summary.starts[0].started
+        began_at = summary.starts[0].started
+    restart_count = 0
+    if progress is not None:
+        restart_count = history.restart_count(
+            progress.generation, summary.restarts, progress.attempt
+        )
     return RunBrief(
-        folder.name,
-        folder,
-        KILLED if verdict is None and not is_running else summary.status,
-        "" if verdict is None else verdict.message,
-        None if verdict is None else verdict.code,
-        0
-        if progress is None
-        else history.restart_count(progress.generation, summary.restarts, progress.attempt),
-        started_at,
-        None if progress is None else progress.at,
-        owner,
+        name=folder.name,
+        folder=folder,
+        state=KILLED if verdict is None and not is_running else summary.status,
+        message="" if verdict is None else verdict.message,
+        code=None if verdict is None else verdict.code,
+        restart_count=restart_count,
+        began_at=began_at,
+        updated_at=None if progress is None else progress.at,
+        owner=owner,
         **(summary.run_numbers() | {"steps": summary.steps or _total_steps(folder)}),
     )
 

@@ -1,8 +1,9 @@
-"""The dashboard's server: a table of runs, the page of each, and comparisons.
+"""Server of the dashboard on this machine: a table of runs, a page of each, and comparisons.
 
-It listens only on this machine and answers only requests with the token of its address. A page of
-another site can neither send requests to it (Host, Origin) nor read it. No path of a request is
-ever opened, and nothing is logged, because an address or a header may contain a token.
+It listens only on the loopback address, and answers only requests whose path has the secret token
+of the printed address. The headers Host and Origin are checked, so that pages of other sites cannot
+use the server. No path of a request is opened as a file, and nothing is logged, because an address
+or a header may contain a token.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ LOOPBACK = "127.0.0.1"
 RUN_PERIOD_S = 1.0
 # Seconds between two reads of all runs.
 LIST_PERIOD_S = 2.0
-# An idle stream sends a comment after this time, which ends streams that nobody reads.
+# An idle stream sends a comment after this time. The write fails if the client has gone.
 KEEPALIVE_S = 15.0
 MAX_COMPARED = 8
 # The largest number of open streams.
 MAX_STREAMS = 32
-# The largest number of runs whose numbers are kept in memory.
+# The largest number of runs whose curves are kept in memory.
 MAX_READERS = 64
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
@@ -55,12 +56,12 @@ _HEADERS = {
 }
 
 Headers = Sequence[tuple[str, str]]
-# Returns the rows of a cluster, and what could not be read.
+# Returns the rows of a cluster's jobs, and what could not be read.
 Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]
 
 
 class PageServer(http.server.ThreadingHTTPServer):
-    """Answers requests until it is shut down. Raises UserError if the port is in use."""
+    """HTTP server with streams. Raises UserError if the port cannot be used."""
 
     daemon_threads = True
 
@@ -76,7 +77,7 @@ class PageServer(http.server.ThreadingHTTPServer):
             raise UserError(message, "choose another with --port, or leave it out.") from None
 
     def server_bind(self) -> None:
-        """Bind the port without asking a name server for the name of the address."""
+        """Bind the port without a DNS lookup of the address."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -92,7 +93,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
 
 class PageHandler(http.server.BaseHTTPRequestHandler):
-    """One request, and the ways to answer it, always with a status line and restrictive headers."""
+    """Handler of one request, whose answers have a status line and restrictive headers."""
 
     server: PageServer
     protocol_version = "HTTP/1.1"
@@ -118,22 +119,24 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         self.send_answer(status, TEXT, f"{text}\n".encode())
 
     def send_answer(
-        self, status: HTTPStatus, kind: str, body: bytes, headers: Headers = ()
+        self, status: HTTPStatus, content_type: str, body: bytes, headers: Headers = ()
     ) -> None:
-        """Answer with a body and with `headers` headers, which replace ours."""
+        """Answer with a body. `headers` replace default headers of the same name."""
         self.send_response(status)
-        # Otherwise a browser sends its next request to a closed connection.
+        # Without this header a browser would send its next request to a closed connection.
         connection = [("Connection", "close")] * self.close_connection
-        self._send_headers(kind, [("Content-Length", str(len(body))), *connection, *headers])
+        self._send_headers(
+            content_type, [("Content-Length", str(len(body))), *connection, *headers]
+        )
         self.wfile.write(body)
 
     def stream_events(
         self, read: Callable[[], dict[str, Any] | None], period_s: float, limit_s: float
     ) -> None:
-        """Send the value of `read` whenever it has changed, until it is None or the client leaves.
+        """Send the value of `read` as an event whenever it has changed.
 
-        After `limit_s` seconds the stream ends, and a browser that still shows the page connects
-        again.
+        The stream ends if the value is None, if the client leaves, or after `limit_s` seconds. Then
+        a browser that still shows the page connects again.
         """
         if not self.server.streams.acquire(blocking=False):
             self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
@@ -158,8 +161,8 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         finally:
             self.server.streams.release()
 
-    def _send_headers(self, kind: str, headers: Headers) -> None:
-        for name, value in ({"Content-Type": kind, **_HEADERS}).items():
+    def _send_headers(self, content_type: str, headers: Headers) -> None:
+        for name, value in {"Content-Type": content_type, **_HEADERS}.items():
             if name not in dict(headers):
                 self.send_header(name, value)
         for name, value in headers:
@@ -167,7 +170,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_response_only(self, code: int, message: str | None = None) -> None:
-        """Send a status line also for requests of HTTP/0.9 or without a version."""
+        """Send a status line, even for a request of HTTP/0.9 or without a version."""
         self.request_version = self.protocol_version
         super().send_response_only(code, message)
 
@@ -176,16 +179,19 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
 
 
 def table_row(numbers: RunNumbers, *, name: str, why: str, **more: Any) -> dict[str, Any]:
-    """Return a row of the table of runs, with its numbers and the start of its reason."""
+    """Return a row of the table of runs. `why` is escaped and shortened."""
     texts = {"name": escape_controls(name), "why": escape_controls(why)[:300]}
     return {"step": numbers.step, "goodput": numbers.goodput, **texts, **more}
 
 
 class RunCatalog:
-    """The runs of a folder, and the jobs of a cluster where `jobs` reads them."""
+    """The runs below a folder, and the jobs that `read_jobs` reads from a cluster.
 
-    def __init__(self, home: Path | None, jobs: Jobs | None) -> None:
-        self._home, self._jobs = home, jobs
+    Runs, sweeps and jobs are read again when the table is older than LIST_PERIOD_S.
+    """
+
+    def __init__(self, folder: Path | None, read_jobs: Jobs | None) -> None:
+        self._folder, self._read_jobs = folder, read_jobs
         self._lock = threading.Lock()
         self._table: tuple[float, dict[str, Path], dict[str, Any]] | None = None
         # Sweeps by their ids.
@@ -195,7 +201,7 @@ class RunCatalog:
         self._metrics = MetricCatalog()
 
     def read_table(self) -> dict[str, Any]:
-        """Return the rows of all runs; they are read again after LIST_PERIOD_S."""
+        """Return the rows of all runs and jobs."""
         with self._lock:
             return self._list_runs()[1]
 
@@ -203,21 +209,21 @@ class RunCatalog:
         if self._table is not None and time.monotonic() - self._table[0] < LIST_PERIOD_S:
             return self._table[1:]
         paths, rows, groups = dict[str, Path](), list[dict[str, Any]](), list[dict[str, Any]]()
-        sweeps, own_runs = self._find_folders()
-        for path in own_runs:
+        sweeps, runs = self._find_folders()
+        for path in runs:
             paths[_folder_id(path)] = path
             rows.append({**self._read_row(path, None), "id": _folder_id(path)})
         self._sweeps = {_folder_id(path): sweep_page.read_sweep(path) for path in sweeps}
-        for group, sweep in self._sweeps.items():
+        for sweep_id, sweep in self._sweeps.items():
             name = escape_controls(sweep.folder.name)
-            groups.append({"id": group, "name": name, "is_max": sweep.is_higher_better})
+            groups.append({"id": sweep_id, "name": name, "is_max": sweep.is_higher_better})
             for path in layout.find_own_runs(sweep.folder):
                 paths[_folder_id(path)] = path
-                row = {"group": group, "changes": sweep.changes.get(path.name, {})}
+                row = {"group": sweep_id, "changes": sweep.changes.get(path.name, {})}
                 rows.append({**self._read_row(path, sweep.metric), **row, "id": _folder_id(path)})
         unread = list[str]()
-        if self._jobs is not None:
-            jobs, unread = self._jobs()
+        if self._read_jobs is not None:
+            jobs, unread = self._read_jobs()
             rows += jobs
         table = {
             "runs": rows,
@@ -228,18 +234,18 @@ class RunCatalog:
         return paths, table
 
     def _find_folders(self) -> tuple[list[Path], list[Path]]:
-        """Return the folders of sweeps, and of the runs that belong to none."""
-        if self._home is None:
+        """Return the folders of sweeps, and of runs outside of sweeps."""
+        if self._folder is None:
             return [], []
-        if layout.is_sweep(self._home):
-            return [self._home], []
-        return list(layout.find_own_sweeps(self._home)), list(layout.find_own_runs(self._home))
+        if layout.is_sweep(self._folder):
+            return [self._folder], []
+        return list(layout.find_own_sweeps(self._folder)), list(layout.find_own_runs(self._folder))
 
-    def read_sweep_page(self, name: str, home: str) -> dict[str, Any] | None:
+    def read_sweep_page(self, sweep_id: str, home: str) -> dict[str, Any] | None:
         """Return the data of the page of a sweep, or None if it is not in the table."""
         with self._lock:
             self._list_runs()
-            sweep = self._sweeps.get(name)
+            sweep = self._sweeps.get(sweep_id)
         if sweep is None:
             return None
         pages = {run: f"{home}run/{_folder_id(sweep.folder / run)}" for run in sweep.changes}
@@ -251,7 +257,7 @@ class RunCatalog:
         cached = self._rows.get(path)
         if cached is None or cached[0] != stamp or cached[1]["state"] in ("running", "unknown"):
             brief = read_brief(path)
-            # The age changes while the row does not.
+            # The page computes the age from `began`, because a cached row does not change.
             row = table_row(
                 brief,
                 name=brief.name,
@@ -269,21 +275,22 @@ class RunCatalog:
             cached = self._rows[path] = stamp, row
         return cached[1]
 
-    def read_report(self, name: str) -> RunReport | None:
-        """Return a run by its id, as it is now, or None where it is not in the table."""
+    def read_report(self, run_id: str) -> RunReport | None:
+        """Return the report of a run as it is now, or None if it is not in the table."""
         with self._lock:
-            path = self._list_runs()[0].get(name)
+            path = self._list_runs()[0].get(run_id)
             if path is None:
                 return None
-            if name not in self._readers and len(self._readers) >= MAX_READERS:
+            if run_id not in self._readers and len(self._readers) >= MAX_READERS:
                 del self._readers[next(iter(self._readers))]
-            lock, run_reader = self._readers.setdefault(name, (threading.Lock(), RunReader(path)))
+            new_reader = threading.Lock(), RunReader(path)
+            lock, run_reader = self._readers.setdefault(run_id, new_reader)
         with lock:
             return run_reader.read_report()
 
 
 class MetricCatalog:
-    """Reads the metric of many runs, of which it keeps no other curve in memory."""
+    """Reads one metric of many runs, without keeping their other curves in memory."""
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[CurveFile, CurveFile]] = {}
@@ -291,7 +298,7 @@ class MetricCatalog:
     def read_metric(
         self, path: Path, metric: str | None, *, is_running: bool
     ) -> dict[str, Any] | None:
-        """Return the metric of a run with a small curve; of a running one, new rows are read."""
+        """Return the metric of a run with a small curve. A second call reads only new rows."""
         if path not in self._files:
             self._files[path] = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
         metrics, evals = self._files.pop(path)
@@ -308,7 +315,7 @@ class MetricCatalog:
 
 
 def _folder_id(path: Path) -> str:
-    """Return the id of a folder in addresses: a digest, because its name may be anything."""
+    """Return the id of a folder in URLs: a digest, because its name may have any character."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
 
 
@@ -321,7 +328,7 @@ def _file_stamp(path: Path) -> tuple[int, int]:
 
 
 class Server(PageServer):
-    """Serves `runs` until it is shut down. Raises UserError if the port is in use."""
+    """Server of the runs of a catalog. Raises UserError if the port cannot be used."""
 
     def __init__(self, runs: RunCatalog, port: int = 0) -> None:
         self.runs, self.token = runs, secrets.token_urlsafe(24)
@@ -334,12 +341,12 @@ class Server(PageServer):
 
 
 class Handler(PageHandler):
-    """One request."""
+    """Handler of one request for a page or a stream."""
 
     server: Server
 
     def do_GET(self) -> None:
-        """Answer a page or a stream, or refuse."""
+        """Answer with a page, a stream or a refusal."""
         if (target := self.parse_target()) is None:
             self.send_refusal(HTTPStatus.BAD_REQUEST, "this is not an address")
             return
@@ -359,18 +366,20 @@ class Handler(PageHandler):
                 self.send_page(page.render_page("runs", "Runs", self._make_table() | links))
             case ["events"]:
                 self.stream_events(self._make_table, LIST_PERIOD_S, math.inf)
-            case ["run", name] if (run := runs.read_report(name)) is not None:
-                links = {"home": f"/{token}/", "events": f"/{token}/run/{name}/events"}
+            case ["run", run_id] if (run := runs.read_report(run_id)) is not None:
+                links = {"home": f"/{token}/", "events": f"/{token}/run/{run_id}/events"}
                 data = run.to_json() | links
                 self.send_page(page.render_page("run", data["name"], data))
-            case ["run", name, "events"] if runs.read_report(name) is not None:
+            case ["run", run_id, "events"] if runs.read_report(run_id) is not None:
 
                 def read_run() -> dict[str, Any] | None:
-                    report = runs.read_report(name)
+                    report = runs.read_report(run_id)
                     return None if report is None else report.to_json()
 
                 self.stream_events(read_run, RUN_PERIOD_S, math.inf)
-            case ["sweep", name] if (sweep := runs.read_sweep_page(name, f"/{token}/")) is not None:
+            case ["sweep", sweep_id] if (
+                sweep := runs.read_sweep_page(sweep_id, f"/{token}/")
+            ) is not None:
                 data = {**sweep, "home": f"/{token}/"}
                 self.send_page(page.render_page("sweep", sweep["name"], data))
             case ["compare"]:
@@ -378,20 +387,22 @@ class Handler(PageHandler):
             case _:
                 self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
 
-    def _send_comparison(self, names: Sequence[str]) -> None:
-        runs = {name: self.server.runs.read_report(name) for name in names[:MAX_COMPARED]}
-        reports = {name: run for name, run in runs.items() if run is not None}
+    def _send_comparison(self, run_ids: Sequence[str]) -> None:
+        reports = dict[str, RunReport]()
+        for run_id in run_ids[:MAX_COMPARED]:
+            if (report := self.server.runs.read_report(run_id)) is not None:
+                reports[run_id] = report
         if len(reports) < 2:
             self.send_refusal(HTTPStatus.NOT_FOUND, "there are no such runs")
             return
         data = compare.compare_runs(list(reports.values()), (), "step")
-        for row, name in zip(data["runs"], reports, strict=True):
-            row["page"] = f"/{self.server.token}/run/{name}"
+        for row, run_id in zip(data["runs"], reports, strict=True):
+            row["page"] = f"/{self.server.token}/run/{run_id}"
         data["home"] = f"/{self.server.token}/"
         self.send_page(page.render_page("compare", "Compare", data))
 
     def _is_ours(self) -> bool:
-        """Return whether the request is from our own page or a person."""
+        """Return whether the request comes from our own page or from an address that was typed."""
         port = self.server.server_address[1]
         hosts = {f"{LOOPBACK}:{port}", f"localhost:{port}"}
         is_same_site = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
@@ -399,8 +410,8 @@ class Handler(PageHandler):
         return self.headers.get("Host") in hosts and is_same_site and has_own_origin
 
     def _make_table(self) -> dict[str, Any]:
-        table, home = self.server.runs.read_table(), f"/{self.server.token}/run/"
-        rows = [{"page": f"{home}{run['id']}", **run} for run in table["runs"]]
-        sweeps = f"/{self.server.token}/sweep/"
-        groups = [{"page": f"{sweeps}{group['id']}", **group} for group in table["groups"]]
+        """Return the table of runs, with links to their pages."""
+        table, home = self.server.runs.read_table(), f"/{self.server.token}"
+        rows = [{"page": f"{home}/run/{run['id']}", **run} for run in table["runs"]]
+        groups = [{"page": f"{home}/sweep/{group['id']}", **group} for group in table["groups"]]
         return {**table, "runs": rows, "groups": groups}

@@ -1,4 +1,4 @@
-"""The page of a sweep: its runs by their metric, their curves, and the metric by swept key."""
+"""Data of a sweep's page: its runs by their metric, their curves, and the metric by key."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from jaxlaunch.runs import layout
 
 _MAX_BYTES, _MAX_RUNS = 64 << 20, 2000
 _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 120, 200
-# Points of all curves on the page, and of the small curve in a row.
-_MAX_CURVE_POINTS, _MIN_POINTS = 20_000, 50
+# Points of all curves on the page, and the points that each curve keeps at least.
+_MAX_PAGE_POINTS, _MIN_CURVE_POINTS = 20_000, 50
+# Points of the small curve in a row.
 SPARK_POINTS = 40
 WAITING = "waiting"
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepRecord:
-    """A sweep as its file has it: the metric, its direction, and the changes of each run by key."""
+    """A sweep as its file describes it, with the overrides of each run by key."""
 
     folder: Path
     metric: str | None
@@ -38,7 +39,7 @@ class SweepRecord:
 
 
 def read_sweep(folder: Path) -> SweepRecord:
-    """Return the sweep in a folder, without invalid lines."""
+    """Return the sweep in a folder. Invalid lines of its file are skipped."""
     metric, is_higher_better = None, False
     changes = dict[str, Mapping[str, str]]()
     try:
@@ -55,7 +56,7 @@ def read_sweep(folder: Path) -> SweepRecord:
         if isinstance(row.get("metric"), str):
             metric, is_higher_better = row["metric"], row.get("mode") == "max"
         run, overrides = row.get("run"), row.get("set")
-        # The name is that of a folder in this one.
+        # The name must be that of a subfolder.
         if not isinstance(run, str) or run in ("", ".", "..") or "/" in run:
             continue
         if isinstance(overrides, list) and len(changes) < _MAX_RUNS:
@@ -89,7 +90,7 @@ class RunMetric:
 def find_metric(
     metrics: CurveFile, evals: CurveFile, folder: Path, metric: str | None
 ) -> RunMetric | None:
-    """Return the metric of a run: `metric` if it has that, else its result; None without one."""
+    """Return `metric` of a run, or its result if it has no such metric, or None."""
     curves = metrics.curves | {f"eval/{name}": curve for name, curve in evals.curves.items()}
     curves = {name: curve for name, curve in curves.items() if curve.points}
     if metric is None or metric not in curves:
@@ -115,9 +116,9 @@ def duration_s(brief: RunBrief) -> float | None:
 
 
 def read_page(folder: Path, pages: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the data of the page, the best run first. `pages` are addresses of the runs' pages."""
+    """Return the data of the page, the best run first. `pages` has the addresses of their pages."""
     sweep = read_sweep(folder)
-    limit = max(_MIN_POINTS, _MAX_CURVE_POINTS // max(1, len(sweep.changes)))
+    limit = max(_MIN_CURVE_POINTS, _MAX_PAGE_POINTS // max(1, len(sweep.changes)))
     rows = [_read_row(sweep, name, limit, (pages or {}).get(name)) for name in sweep.changes]
     sign = -1 if sweep.is_higher_better else 1
     rows.sort(key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0)))
@@ -147,7 +148,7 @@ def _read_row(sweep: SweepRecord, name: str, limit: int, page: str | None) -> di
     metric = find_metric(metrics, evals, path, sweep.metric)
     # Another metric could not be compared.
     if metric is not None and metric.name == (sweep.metric or metric.name):
-        points = metric.curve.reduced(limit)
+        points = metric.curve.reduce_points(limit)
         row["value"] = float(f"{metric.value:.6g}")
         row["curve"] = [
             [int(point[0]) for point in points],

@@ -1,8 +1,8 @@
 """Timeline of a run: the cause of every second in order, and the phases of its ranks.
 
-Times are seconds of running, without the hours between two starts of a run. The records have the
-exact seconds of each attempt by cause and the parts of each logged interval. Seconds of a cause
-that fall into no interval are drawn at the end of their attempt.
+Positions on the axis are seconds of running, without the time between two starts. The records have
+the exact seconds of each attempt by cause, and metrics.jsonl has their parts in each interval of
+steps. Seconds that are in no interval are drawn at the end of their attempt.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ DOWN, STEP, LOST = "down", "step", "lost_work"
 FIRST_CAUSE = "rendezvous"
 # Causes that alternate with steps.
 _ALTERNATING = ("data", "eval", "save")
-# The largest number of pieces of an attempt.
+# The largest number of pieces into which the steps of an attempt are divided.
 _MAX_PIECES = 400
-_MIN_PIECE_S = 0.0005
+# Shorter pieces are merged into the segment before them.
+_MIN_SEGMENT_S = 0.0005
 # Characters of the place at which a rank hung.
 _MAX_PLACE_CHARS = 300
-# Letters of ranks that wait for no other.
+# Letters of ranks that cannot wait for another one.
 _ENDED_LETTERS = (rank_history.ENDED, rank_history.UNKNOWN, rank_history.LETTERS["done"])
 
-# The cause and its seconds.
+# A cause and its seconds.
 Piece = tuple[str, float]
 
 
 class Segment(NamedTuple):
-    """Seconds of one cause in a row."""
+    """Consecutive seconds of one cause, on the axis."""
 
     begin: float
     end: float
@@ -42,7 +43,7 @@ class Segment(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The Unix times of a start, and its begin on the axis."""
+    """The Unix times of a start, and its beginning on the axis."""
 
     started_at: float
     ended_at: float
@@ -50,7 +51,7 @@ class Span(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt on the axis; it has no record while it runs."""
+    """An attempt on the axis. It has no record while it runs."""
 
     start: int
     begin: float
@@ -60,14 +61,14 @@ class Attempt(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The strip of a run."""
+    """The starts, causes and attempts of a run on one axis."""
 
     spans: Sequence[Span]
     segments: Sequence[Segment]
     attempts: Sequence[Attempt]
 
     def axis_position(self, time: float) -> float:
-        """Return the position of a moment on the axis; between two starts, of the later one."""
+        """Return the position of a Unix time, between two starts that of the later start."""
         for span in self.spans:
             if time <= span.ended_at:
                 return span.begin + max(0.0, time - span.started_at)
@@ -95,10 +96,15 @@ def build_timeline(
     running: AttemptProgress | None,
     totals_s: Mapping[int, float],
 ) -> Timeline:
-    """Return the strip of a run; `starts`, `records` and `intervals` have the oldest first.
+    """Build the timeline of a run.
 
-    `running` is the attempt that has no record yet. `totals_s` has all seconds of a start by its
-    number, including those before its row was written.
+    Args:
+        starts: Starts of the run, oldest first.
+        records: Finished attempts, oldest first.
+        intervals: Logged intervals of steps, oldest first.
+        running: The attempt that has no record yet, if one runs.
+        totals_s: All seconds of each start by its number, including those before its row was
+            written.
     """
     spans, segments, attempts = list[Span](), list[Segment](), list[Attempt]()
     begin = 0.0
@@ -110,14 +116,16 @@ def build_timeline(
         if start is starts[-1] and running is not None:
             ends.append((running.at, running.seconds, None, running.attempt))
         ended_at = max([start.ended or 0.0, start.started, *(end[0] for end in ends)])
-        now = began_at = min(start.started, ended_at - totals_s.get(start.start, 0.0))
+        previous_end = began_at = min(start.started, ended_at - totals_s.get(start.start, 0.0))
         pieces = list[Piece]()
         offset_s = begin - began_at
         for attempt_ended_at, seconds, end_record, number in ends:
-            now, attempt_began_at = _add_attempt(now, attempt_ended_at, seconds, intervals, pieces)
-            times = offset_s + attempt_began_at, offset_s + now
+            previous_end, attempt_began_at = _add_attempt(
+                previous_end, attempt_ended_at, seconds, intervals, pieces
+            )
+            times = offset_s + attempt_began_at, offset_s + previous_end
             attempts.append(Attempt(start.start, *times, end_record, number))
-        pieces.append((DOWN, ended_at - now))
+        pieces.append((DOWN, ended_at - previous_end))
         spans.append(Span(began_at, ended_at, begin))
         segments += _join_pieces(pieces, begin)
         begin += ended_at - began_at
@@ -125,41 +133,44 @@ def build_timeline(
 
 
 def _add_attempt(
-    now: float,
+    previous_end: float,
     ended_at: float,
     seconds: Mapping[str, float],
     intervals: Sequence[Interval],
     pieces: list[Piece],
 ) -> tuple[float, float]:
-    """Append the pieces of an attempt and of the gap before it; return its end and begin."""
-    ended_at, total_s = max(now, ended_at), sum(seconds.values())
-    began_at = max(now, ended_at - total_s)
-    pieces.append((DOWN if pieces else FIRST_CAUSE, began_at - now))
+    """Append the pieces of an attempt and of the gap before it. Return its end and beginning."""
+    ended_at, total_s = max(previous_end, ended_at), sum(seconds.values())
+    began_at = max(previous_end, ended_at - total_s)
+    pieces.append((DOWN if pieces else FIRST_CAUSE, began_at - previous_end))
     if total_s <= 0:
         pieces.append((DOWN, ended_at - began_at))
         return ended_at, began_at
-    # It is below 1 where the clocks of two hosts, or of two attempts, overlap.
+    # The scale is below 1 if the clocks of two hosts make attempts overlap.
     scale = (ended_at - began_at) / total_s
-    loop = (STEP, LOST, *_ALTERNATING)
-    waits = [(cause, spent) for cause, spent in seconds.items() if cause not in loop]
+    loop_causes = (STEP, LOST, *_ALTERNATING)
+    startup = [(cause, spent) for cause, spent in seconds.items() if cause not in loop_causes]
     # A "down" piece comes first: the attempt waited until the one before it had ended.
-    waits.sort(key=lambda piece: piece[0] != DOWN)
-    first_step = began_at + sum(spent for _, spent in waits) * scale
-    inner = [interval for interval in intervals if first_step < interval[1] <= ended_at + 1]
-    causes = (*waits, *_list_alternating(seconds, inner))
-    pieces += [(cause, spent * scale) for cause, spent in causes]
-    return ended_at, began_at + sum(spent for cause, spent in waits if cause == DOWN) * scale
+    startup.sort(key=lambda piece: piece[0] != DOWN)
+    loop_began_at = began_at + sum(spent for _, spent in startup) * scale
+    own_intervals = [
+        interval for interval in intervals if loop_began_at < interval[1] <= ended_at + 1
+    ]
+    attempt_pieces = (*startup, *_list_alternating(seconds, own_intervals))
+    pieces += [(cause, spent * scale) for cause, spent in attempt_pieces]
+    down_s = sum(spent for cause, spent in startup if cause == DOWN)
+    return ended_at, began_at + down_s * scale
 
 
 def _list_alternating(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> list[Piece]:
-    """Return steps and the pieces between them, with lost work at the end of the steps."""
+    """Divide the steps of an attempt into pieces. The last steps are those that were lost."""
     left_s = {cause: max(0.0, seconds.get(cause, 0.0)) for cause in _ALTERNATING}
     steps_s = max(0.0, seconds.get(STEP, 0.0) + seconds.get(LOST, 0.0))
     pieces = list[Piece]()
-    # Intervals are joined, so that there are no more of them than a screen can show.
-    size = -(-len(intervals) // (_MAX_PIECES // 4)) or 1
-    for at in range(0, len(intervals), size):
-        group = intervals[at : at + size]
+    # Neighbouring intervals are merged if there are more than a screen can show.
+    group_size = -(-len(intervals) // (_MAX_PIECES // 4)) or 1
+    for start in range(0, len(intervals), group_size):
+        group = intervals[start : start + group_size]
         wall_s = sum(interval[2] for interval in group)
         spent_s = {cause: sum(interval[3][cause] for interval in group) for cause in _ALTERNATING}
         for cause in ("data", STEP, "eval", "save"):
@@ -172,48 +183,50 @@ def _list_alternating(seconds: Mapping[str, float], intervals: Sequence[Interval
             pieces.append((cause, taken_s))
     left_s[STEP] = steps_s
     pieces += [(cause, left_s[cause]) for cause in ("data", STEP, "eval", "save")]
-    lost_s, reverse = seconds.get(LOST, 0.0), list[Piece]()
+    lost_s, reversed_pieces = seconds.get(LOST, 0.0), list[Piece]()
     for cause, spent in reversed(pieces):
         if cause == STEP and lost_s > 0:
-            gone_s = min(lost_s, spent)
-            lost_s -= gone_s
-            reverse += [(LOST, gone_s), (STEP, spent - gone_s)]
+            lost_part_s = min(lost_s, spent)
+            lost_s -= lost_part_s
+            reversed_pieces += [(LOST, lost_part_s), (STEP, spent - lost_part_s)]
         else:
-            reverse.append((cause, spent))
-    return reverse[::-1]
+            reversed_pieces.append((cause, spent))
+    return reversed_pieces[::-1]
 
 
-def _join_pieces(pieces: Iterable[Piece], at: float) -> list[Segment]:
-    """Return the pieces as consecutive segments, with neighbours of one cause joined."""
+def _join_pieces(pieces: Iterable[Piece], begin: float) -> list[Segment]:
+    """Return the pieces as consecutive segments. Neighbours of the same cause are joined."""
     segments = list[Segment]()
     for cause, spent in pieces:
         if spent <= 0:
             continue
-        if segments and (segments[-1].cause == cause or spent < _MIN_PIECE_S):
-            segments[-1] = segments[-1]._replace(end=at + spent)
+        if segments and (segments[-1].cause == cause or spent < _MIN_SEGMENT_S):
+            segments[-1] = segments[-1]._replace(end=begin + spent)
         else:
-            segments.append(Segment(at, at + spent, cause))
-        at += spent
+            segments.append(Segment(begin, begin + spent, cause))
+        begin += spent
     return segments
 
 
 def rank_phases(history: RankHistory, timeline: Timeline) -> dict[str, Any] | None:
-    """Return the samples of the ranks as [from, to, letters, lags], or None for a single rank.
+    """Return the phases of the ranks over time, or None for a single rank.
 
-    The letters are the phase of each rank, the lags how many steps it is behind the foremost. A
-    sample stands for the time since the one before it, or for one period where that is longer ago.
+    Each of the `columns` is a sample [from, to, letters, lags], encoded as in the history. The
+    letters are the phases of the ranks, and the lags are the steps by which each rank is behind the
+    foremost. A sample stands for the time since the one before it, or for one period after a gap.
     """
     ranks = max((len(rank_history.decode_letters(column)) for column in history.columns), default=0)
     if ranks < 2:
         return None
-    columns, previous_at = [], 0.0
+    columns, previous_end = [], 0.0
     for column in history.columns:
-        at = timeline.axis_position(column.time)
-        begin = previous_at if at - previous_at < 1.8 * history.period_s else at - history.period_s
-        if at > begin:
-            columns.append([round(begin, 2), round(at, 2), column.letters, column.lags])
-        previous_at = max(previous_at, at)
-    # Ranks that have ended, or have reported nothing, have no phase.
+        end = timeline.axis_position(column.time)
+        is_next = end - previous_end < 1.8 * history.period_s
+        begin = previous_end if is_next else end - history.period_s
+        if end > begin:
+            columns.append([round(begin, 2), round(end, 2), column.letters, column.lags])
+        previous_end = max(previous_end, end)
+    # The letters of ranks that have ended or have reported nothing stand for no phase.
     letters = {letter: phase for phase, letter in rank_history.LETTERS.items() if phase is not None}
     letters |= {rank_history.HUNG: "hung", rank_history.WAITS: "waits"}
     hangs = list(_list_hangs(timeline))
@@ -245,7 +258,7 @@ def _hang_row(hang: CurrentHang, begin: float, end: float) -> dict[str, Any]:
 
 
 def _list_hangs(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Yield the rank that each attempt waited for when it hung, and since when."""
+    """Yield, for each attempt that hung, the rank that it waited for and the time."""
     for attempt in timeline.attempts:
         failure = None if attempt.record is None else attempt.record.verdict.failure
         if failure is not None and failure.hang is None and failure.cause is not None:
@@ -259,7 +272,7 @@ def _list_hangs(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _mark_hang(columns: list[list[Any]], hang: Mapping[str, Any]) -> None:
-    """Give the rank that hung, and the ranks that waited for it, letters of their own."""
+    """Mark the rank that hung, and the ranks that waited for it, with their own letters."""
     for column in columns:
         if column[1] <= hang["from"] or column[0] >= hang["to"]:
             continue

@@ -1,11 +1,11 @@
-"""The dashboard in a cluster: a table of the jobs that the viewer may see.
+"""Server of the dashboard in a cluster: a table of the jobs that the viewer may see.
 
-The server has no rights of its own. Each request of a viewer becomes a request to the API server
-with their own token, and nothing of it is kept for later requests or other viewers: a viewer who
-may list no jobs sees none. The token comes in the header Authorization, or in a cookie after a
-sign-in. The cookie holds the token encrypted by a key that ends with this process, so that only
-this server can use it, although a browser sends it to every port of `localhost`. Input of a viewer
-is forwarded only in the header Authorization. It is written nowhere, and no page repeats it.
+The server has no rights of its own. It answers a viewer with requests to the API server that carry
+the viewer's own token, and keeps no answer for later requests or other viewers. A viewer who may
+list no jobs therefore sees none. The token comes in the header Authorization, or in a cookie after
+a sign-in. The cookie holds the token encrypted with a key that exists only in this process, because
+a browser sends it to every port of `localhost`. Input of a viewer is forwarded only in the header
+Authorization, is never stored or logged, and is not repeated on any page.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ MAX_CONNECTIONS = 512
 # The largest number of concurrent requests to the API server, of all viewers.
 MAX_READS = 16
 MAX_FORM_BYTES = 64 * 1024
-# The body of a refused request is read, because its sender reads the answer only afterwards.
+# The body of a refused request is read up to here, because a browser sends all of it before it
+# reads the answer.
 _MAX_DRAINED_BYTES = 8 * 1024 * 1024
 # The names by which `kubectl port-forward` reaches the server.
 OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
-# Sec-Fetch-Site of a request by a person, and of one by our own page.
+# Sec-Fetch-Site of an address that was typed, and of a request from our own page.
 _SAME_SITE = ("none", "same-origin")
 _HOST = re.compile(
     r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE
@@ -77,7 +78,7 @@ _FORM = (
     "hours.</p>",
 )
 
-# The rows of the jobs of a namespace that the token may list, and what could not be read. Raises
+# Maps a token and a namespace to the rows of its jobs, and what could not be read. Raises
 # ClusterError.
 Jobs = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
 
@@ -90,11 +91,11 @@ class Refusal(NamedTuple):
 
 
 class BadTokenError(Exception):
-    """There is no token that can be sent on. The text is for the viewer, without the token."""
+    """The request has no valid token. The message is for the viewer, and does not contain it."""
 
 
 def check_token(text: str) -> str:
-    """Return a token without the white space around it. Raises BadTokenError."""
+    """Return a token without surrounding white space. Raises BadTokenError."""
     token = text.strip(" \t\r\n")
     if not token:
         raise BadTokenError("Sign in to see your jobs.")
@@ -107,7 +108,7 @@ def check_token(text: str) -> str:
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
-    """Return the token in the headers Authorization, or None. Raises BadTokenError."""
+    """Return the token in the Authorization headers, or None. Raises BadTokenError."""
     if not headers:
         return None
     scheme, _, credentials = headers[0].partition(" ")
@@ -117,13 +118,13 @@ def bearer_token(headers: Sequence[str]) -> str | None:
 
 
 class Cookies:
-    """Puts tokens into cookies, and takes them out again."""
+    """Encrypts tokens for cookies, and decrypts them."""
 
     def __init__(self) -> None:
         self._cipher = Fernet(Fernet.generate_key())
 
     def seal_token(self, token: str, *, is_secure: bool) -> str:
-        """Return the header Set-Cookie for a token. Raises BadTokenError if it is too long."""
+        """Return the Set-Cookie header for a token. Raises BadTokenError if it is too long."""
         if len(token) > MAX_COOKIE_CHARS:
             limit = f"more than the {MAX_COOKIE_CHARS} characters that a cookie has room for"
             proxy = "an authenticating proxy can send it as `Authorization: Bearer` instead"
@@ -131,7 +132,7 @@ class Cookies:
         return _set_cookie(self._cipher.encrypt(token.encode()).decode(), is_secure=is_secure)
 
     def read_token(self, headers: Sequence[str]) -> str | None:
-        """Return the token in the headers Cookie, or None. Raises BadTokenError."""
+        """Return the token in the Cookie headers, or None. Raises BadTokenError."""
         cookies = dict[str, str]()
         for part in itertools.chain.from_iterable(header.split(";") for header in headers):
             name, equals, value = part.strip().partition("=")
@@ -152,47 +153,50 @@ def _set_cookie(value: str, *, is_secure: bool) -> str:
 
 
 class Server(PageServer):
-    """Serves the jobs of `namespaces` on all addresses of this pod, by the names `hosts`."""
+    """Server of the jobs of `namespaces`, for requests to one of the host names `hosts`.
+
+    It listens on all addresses of the pod.
+    """
 
     def __init__(
-        self, jobs: Jobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
+        self, read_jobs: Jobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
     ) -> None:
-        self._jobs, self._namespaces = jobs, namespaces
+        self._read_jobs, self._namespaces = read_jobs, namespaces
         self.hosts = OWN_HOSTS | {host.lower() for host in hosts}
         self.cookies = Cookies()
         self._reads = threading.BoundedSemaphore(MAX_READS)
         self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        has_both = socket.has_dualstack_ipv6()
-        self.address_family = socket.AF_INET6 if has_both else socket.AF_INET
-        super().__init__("::" if has_both else "0.0.0.0", port, Handler, MAX_STREAMS)
+        has_dual_stack = socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if has_dual_stack else socket.AF_INET
+        super().__init__("::" if has_dual_stack else "0.0.0.0", port, Handler, MAX_STREAMS)
 
     def server_bind(self) -> None:
-        """Take the port of IPv6 and of IPv4."""
+        """Bind the port for IPv4 as well as for IPv6."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own, or close it where there are too many."""
+        """Answer a connection in its own thread, or close it if there are too many."""
         if self._connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a connection."""
+        """Answer a connection, and allow another one."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._connections.release()
 
     def read_table(self, token: str) -> dict[str, Any] | Refusal:
-        """Return the jobs that the token may see now, and the count of hidden namespaces."""
+        """Return the rows of the jobs that the token may list, and what could not be read."""
         rows, unread, hidden, failed = list[dict[str, Any]](), list[str](), 0, 0
         for namespace in self._namespaces:
             try:
                 with self._reads:
-                    jobs, notes = self._jobs(token, namespace)
+                    jobs, notes = self._read_jobs(token, namespace)
             except ApiError as error:
                 if error.status == HTTPStatus.UNAUTHORIZED:
                     return Refusal(HTTPStatus.UNAUTHORIZED, NOT_ACCEPTED)
@@ -210,7 +214,7 @@ class Server(PageServer):
                 unread += notes
         if hidden == len(self._namespaces):
             return Refusal(HTTPStatus.FORBIDDEN, NO_RIGHTS)
-        # No answer shows that this token is valid.
+        # No namespace has accepted the token, so it may be invalid.
         if hidden + failed == len(self._namespaces):
             sentence = "The API server refuses to list jobs; try again later."
             return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
@@ -221,16 +225,16 @@ class Server(PageServer):
 
 
 class Handler(PageHandler):
-    """One request, with which its connection ends.
+    """Handler of one request, after which the connection is closed.
 
-    A proxy may use one connection for several viewers, and what follows a request on it must not be
-    answered to another of them.
+    A proxy may send the requests of several viewers on one connection, and none of them must get
+    the answer to another.
     """
 
     server: Server
 
     def do_GET(self) -> None:
-        """Answer the table, its stream or the form to sign in, or refuse."""
+        """Answer with the table, its stream, the form to sign in, or a refusal."""
         self.close_connection = True
         # The kubelet and load balancers request this path, by any host name.
         if (path := self._request_path()) == "/healthz":
@@ -242,9 +246,11 @@ class Handler(PageHandler):
         match path:
             case "/":
                 if isinstance(table := self._read_table(), Refusal):
-                    self._sign_in(table, is_over=table.status == HTTPStatus.UNAUTHORIZED)
+                    self._send_sign_in(
+                        table, deletes_cookie=table.status == HTTPStatus.UNAUTHORIZED
+                    )
                     return
-                sign_out = "" if self._is_by_proxy() else "/sign-out"
+                sign_out = "" if self._has_token_header() else "/sign-out"
                 links = {"events": "/events", "sign_out": sign_out}
                 self.send_page(page.render_page("runs", "Jobs", {**table, **links}))
             case "/events":
@@ -254,7 +260,9 @@ class Handler(PageHandler):
                 tables = itertools.chain([table], self._read_tables())
                 self.stream_events(lambda: next(tables, None), LIST_PERIOD_S, MAX_STREAM_S)
             case "/sign-out":
-                self._sign_in(Refusal(HTTPStatus.OK, "You have signed out."), is_over=True)
+                self._send_sign_in(
+                    Refusal(HTTPStatus.OK, "You have signed out."), deletes_cookie=True
+                )
             case _:
                 self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
 
@@ -272,17 +280,17 @@ class Handler(PageHandler):
             token = check_token(text)
             cookie = self.server.cookies.seal_token(token, is_secure=self._is_secure())
         except BadTokenError as error:
-            self._sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
+            self._send_sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
             return
         if isinstance(table := self.server.read_table(token), Refusal):
-            self._sign_in(table)
+            self._send_sign_in(table)
             return
         self.send_answer(
             HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)]
         )
 
     def _read_form(self) -> str:
-        """Return the token of a form. Raises BadTokenError for any other or a too long body."""
+        """Return the token in a form. Raises BadTokenError if the body is another or too long."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"[0-9]{1,12}", length):
             raise BadTokenError("The form has no length: send Content-Length.")
@@ -316,21 +324,21 @@ class Handler(PageHandler):
         except BadTokenError as error:
             return Refusal(HTTPStatus.UNAUTHORIZED, str(error))
 
-    def _is_by_proxy(self) -> bool:
-        """Return whether a program sends the token, so that no form changes it."""
+    def _has_token_header(self) -> bool:
+        """Return whether a proxy or program sends the token, so that a form cannot change it."""
         return "Authorization" in self.headers
 
-    def _sign_in(self, refusal: Refusal, *, is_over: bool = False) -> None:
-        """Show a sentence, and the sign-in form where it helps. `is_over` deletes the cookie."""
+    def _send_sign_in(self, refusal: Refusal, *, deletes_cookie: bool = False) -> None:
+        """Answer with a sentence, and with the sign-in form if it helps."""
         is_link = self.headers.get("Sec-Fetch-Site", "none") not in _SAME_SITE
         headers = [("Referrer-Policy", "same-origin")]
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             headers.append(("WWW-Authenticate", "Bearer"))
-        # A link from another site comes without the cookie, and says nothing about it.
-        if is_over and not is_link:
+        # A request from another site comes without the cookie, and must not delete it.
+        if deletes_cookie and not is_link:
             for is_secure in (False, True):
                 headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
-        has_form = not self._is_by_proxy() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE
+        has_form = not self._has_token_header() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE
         may_be_signed_in = is_link and has_form
         link_text = (
             "Show the jobs, if you have signed in already." if may_be_signed_in else "Try again."
@@ -345,10 +353,10 @@ class Handler(PageHandler):
         self.send_page(text, refusal.status, headers)
 
     def _is_ours(self, *, may_link_here: bool) -> bool:
-        """Return whether the request is for one of our names, and of our own page or of a person.
+        """Return whether the request is for one of our hosts, and from our own page or a person.
 
-        With `may_link_here` it may also be a link on another site, which cannot read the page that
-        it leads to.
+        With `may_link_here` it may also come from a link on another site, which cannot read the
+        page.
         """
         hosts = self.headers.get_all("Host", [])
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
@@ -363,7 +371,7 @@ class Handler(PageHandler):
         return may_link_here and navigation == ("navigate", "document")
 
     def _is_secure(self) -> bool:
-        """Return whether the browser speaks HTTPS, to a proxy in front of this pod."""
+        """Return whether the browser uses HTTPS, to a proxy in front of this pod."""
         forwarded = self.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip()
         return forwarded == "https" or self.headers.get("Origin", "").startswith("https://")
 

@@ -1,1 +1,1 @@
-"""One job with many values."""
+"""Sweeps: runs of one job with several values of its keys."""

@@ -1,7 +1,8 @@
-"""Execution of a sweep on this machine: several runs at a time, each a `launcher run` of its own.
+"""Run a sweep on this machine: several runs at a time, each in its own `launcher run` process.
 
-The folder of a run has its state: a sweep that was killed finds there which of its runs have ended
-and which still train, and continues.
+The state of each run is in its folder. A sweep that was killed can therefore continue: it finds
+there which runs have ended and which still train. With rungs, the worse half of the runs is stopped
+early (see `table`).
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ _END_STATES = (RunState.DONE, RunState.FAILED, RunState.CUT)
 class SweepPlan:
     """Settings of a sweep."""
 
+    # The largest number of runs at a time.
     parallel: int
     metric: str
     is_higher_better: bool
     # Fractions of the steps if below 1, otherwise steps. Without rungs, no run is stopped early.
     rungs: Sequence[float]
-    # Whether a run that waits for the others at a rung may end, and resume later from its save.
+    # Whether a run that waits for others at a rung may be stopped, and resumed from its save later.
     may_pause: bool
     # Returns the command of a run. Raises UserError if its job has changed since the sweep began.
-    command: Callable[[Member], Sequence[str]]
+    make_command: Callable[[Member], Sequence[str]]
 
 
 class SweepRunner:
@@ -71,14 +73,14 @@ class SweepRunner:
         # Runs that this process has asked to stop.
         self._stop_requested: set[str] = set()
         self._readers: dict[str, RunReader] = {}
-        self._signals = self._forwarded_signals = 0
+        self._signal_count = self._forwarded_count = 0
 
     def run_members(self, lock: Lock) -> None:
-        """Run until every run has ended, or a signal makes them save; a second one kills them."""
+        """Run all members. A signal makes running ones save and end, a second one kills them."""
 
         def handle_signal(number: int, frame: types.FrameType | None) -> None:
-            self._signals += 1
-            if self._signals == 1:
+            self._signal_count += 1
+            if self._signal_count == 1:
                 lock.note_stopping()
 
         handlers = {number: signal.signal(number, handle_signal) for number in _SIGNALS}
@@ -117,22 +119,22 @@ class SweepRunner:
     @property
     def is_stopped(self) -> bool:
         """Return whether a signal ended the sweep."""
-        return self._signals > 0
+        return self._signal_count > 0
 
     def _advance(self) -> bool:
-        """Do everything that is due now. Return False when nothing is left to do."""
+        """Start, stop and record runs as due now. Return False when nothing is left to do."""
         for member in self._running_members():
             child = self._children.get(member.name)
             # A run that an earlier command has started is not our child.
             is_alive = _find_holder(member) is not None if child is None else child.poll() is None
             if not is_alive:
                 self._record_end(member)
-        if self._signals:
-            # The first signal makes the runs save and end, and the second kills them.
-            while self._forwarded_signals < min(self._signals, 2):
-                self._forwarded_signals += 1
+        if self._signal_count:
+            # Runs get at most two signals: the first makes them save, and the second kills them.
+            while self._forwarded_count < min(self._signal_count, 2):
+                self._forwarded_count += 1
                 for member in self._running_members():
-                    if self._forwarded_signals > 1 or member.name not in self._stop_requested:
+                    if self._forwarded_count > 1 or member.name not in self._stop_requested:
                         self._send_stop(member)
             return bool(self._running)
         decided_rungs = self._decide_rungs() if self._plan.rungs else 0
@@ -173,7 +175,7 @@ class SweepRunner:
 
     def _start_run(self, member: Member) -> None:
         try:
-            command = self._plan.command(member)
+            command = self._plan.make_command(member)
         except UserError as error:
             member.standing.is_over = True
             self._record_state(member, RunState.FAILED, error.message)
@@ -186,10 +188,11 @@ class SweepRunner:
         self._record_state(member, RunState.RUNNING, " ".join(member.changes))
 
     def _record_end(self, member: Member) -> None:
+        """Record how a run ended, or that it is paused."""
         self._running.discard(member.name)
         child = self._children.pop(member.name, None)
         is_cut = member.standing.cut_rung is not None
-        is_pause = member.name in self._stop_requested and not is_cut and not self._signals
+        is_pause = member.name in self._stop_requested and not is_cut and not self._signal_count
         self._stop_requested.discard(member.name)
         if self._plan.rungs:
             self._read_values(member)
@@ -198,7 +201,7 @@ class SweepRunner:
             self._record_state(member, RunState.PAUSED, "waits for the others")
             return
         member.standing.is_over = True
-        # The run was stopped from outside, or killed.
+        # The run was killed, or stopped by somebody else.
         is_stopped = code < 0 or code in (contract.PREEMPTED, contract.LOST, contract.KILLED)
         if code == contract.DONE:
             _, value = newest_values(member, self._plan.metric)
@@ -264,7 +267,7 @@ class SweepRunner:
             self._table.record_state(member, member.state, rung=rung_index, step=step, value=value)
 
     def _request_stop(self, member: Member) -> bool:
-        """Make a run save and end. Return False if it was asked before."""
+        """Make a run save and end. Return False if it does not run or was asked before."""
         if member.name in self._stop_requested or member.name not in self._running:
             return False
         self._stop_requested.add(member.name)
@@ -274,16 +277,16 @@ class SweepRunner:
     def _send_stop(self, member: Member) -> None:
         """Ask a run to stop as `launcher stop` does; kill it if it was asked before."""
         child = self._children.get(member.name)
-        if child is not None and (self._forwarded_signals > 1 or _find_holder(member) is None):
+        if child is not None and (self._forwarded_count > 1 or _find_holder(member) is None):
             child.send_signal(signal.SIGTERM)
             return
-        # The run has ended.
+        # The error means that the run has ended.
         with contextlib.suppress(UserError):
             run_folders.stop_run(run_folders.open_run(member.folder))
 
 
 def newest_values(member: Member, metric: str) -> tuple[str, float | None]:
-    """Return the steps of a run, such as `120/600`, and the newest value of a metric."""
+    """Return the step of a run as text, such as `120/600`, and the newest value of a metric."""
     report = RunReader(member.folder).read_report()
     step, steps = report.brief.step, report.total_steps()
     text = "-" if step is None else str(step) if steps is None else f"{step}/{steps}"
@@ -292,7 +295,7 @@ def newest_values(member: Member, metric: str) -> tuple[str, float | None]:
 
 
 def count_fitting_runs(processes: int, platform: str) -> int:
-    """Return how many runs fit this machine by its CPUs, or 1 if they need GPUs or TPUs."""
+    """Return the number of runs that the CPUs allow, or 1 if the runs need GPUs or TPUs."""
     return 1 if platform != "cpu" else max(1, len(os.sched_getaffinity(0)) // processes)
 
 
@@ -304,7 +307,7 @@ def _find_holder(member: Member) -> Holder | None:
 
 
 def _read_end(member: Member, exit_code: int | None) -> tuple[int, str]:
-    """Return the code and the reason of a run that ended, from its folder or its command."""
+    """Return the exit code and the reason of a run that ended, from its verdict or its process."""
     verdict = None
     if member.folder.is_dir():
         verdict = status.run_verdict(run_folders.open_run(member.folder))

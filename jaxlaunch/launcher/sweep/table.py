@@ -1,9 +1,9 @@
-"""The folder of a sweep: a folder for each run, and JSON lines with their states.
+"""The folder of a sweep: a folder for each run, and a file of JSON lines with their states.
 
-This module also has the rule that stops runs early. A rung is a number of steps, and the value of a
-run there is the first value of its metric from that step on. When every run has a value, or has
-ended, the worse half is stopped: of five runs the worst two. A run that ended without a value there
-is not counted.
+This module also has the rule that stops runs early (successive halving). A rung is a number of
+steps, and the value of a run at a rung is the first value of its metric at or after that step. A
+rung is decided when every remaining run has a value or has ended. Then the worse half of the runs
+with a value is stopped, rounded down: of five runs the worst two.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jaxlaunch.launcher.wording import os_error_reason
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import SWEEP
 
-# The lock held by the launcher that leads the sweep.
+# The lock of the launcher that runs the sweep.
 LOCK = ".sweep"
 _MAX_BYTES = 64 << 20
 
 
 class RunState(enum.StrEnum):
-    """The state of a run of a sweep. The values are in the table."""
+    """State of a run of a sweep, as the file has it."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -47,36 +47,39 @@ class RunState(enum.StrEnum):
 
 @dataclass
 class Standing:
-    """The progress of a run: its value at each rung that it has reached."""
+    """Progress of a run through the rungs."""
 
     # Whether the run ended by itself: done, failed, or stopped by somebody else.
     is_over: bool = False
-    values: dict[int, float] = field(default_factory=dict)  # by the number of the rung
+    # The value at each rung, by the number of the rung.
+    values: dict[int, float] = field(default_factory=dict)
     # The rung at which the run was stopped early.
     cut_rung: int | None = None
 
 
-def count_decided(standings: Mapping[str, Standing], rungs: int) -> int:
+def count_decided(standings: Mapping[str, Standing], rung_count: int) -> int:
     """Return the number of decided rungs, at which every remaining run has a value or is over."""
-    for rung in range(rungs):
+    for rung in range(rung_count):
         remaining = _remaining_runs(standings, rung).values()
         if any(not standing.is_over and rung not in standing.values for standing in remaining):
             return rung
-    return rungs
+    return rung_count
 
 
 def find_worse_half(
     standings: Mapping[str, Standing], rung: int, *, is_higher_better: bool
 ) -> Collection[str]:
-    """Return the runs to stop at a decided rung; of equal ones, the later."""
+    """Return the names of the runs to stop at a decided rung. Of equal runs, the later is worse."""
     remaining = _remaining_runs(standings, rung).items()
-    values = {name: run.values[rung] for name, run in remaining if rung in run.values}
-    order = sorted(values, key=lambda name: -values[name] if is_higher_better else values[name])
-    return order[len(order) - len(order) // 2 :]
+    values = {
+        name: standing.values[rung] for name, standing in remaining if rung in standing.values
+    }
+    ranked = sorted(values, key=lambda name: -values[name] if is_higher_better else values[name])
+    return ranked[len(ranked) - len(ranked) // 2 :]
 
 
 def _remaining_runs(standings: Mapping[str, Standing], rung: int) -> Mapping[str, Standing]:
-    """Return the runs that no earlier rung stopped."""
+    """Return the runs that were not stopped at an earlier rung."""
     return {
         name: standing
         for name, standing in standings.items()
@@ -92,19 +95,18 @@ class Member:
     folder: Path
     # Overrides that distinguish the run from the others.
     changes: list[str]
-    # The digest of its job.
-    job: str
+    job_digest: str
     state: RunState = RunState.WAITING
     note: str = ""
     standing: Standing = field(default_factory=Standing)
 
 
 class SweepTable:
-    """The states of the runs of a sweep. Changes are appended to the file."""
+    """Settings and runs of a sweep, read from its file. Changes are appended to the file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Settings of all runs: the metric, its direction, the cluster.
+        # The name of the sweep, its metric and mode, and the cluster.
         self.settings: Mapping[str, Any] = {}
         self.members: dict[str, Member] = {}
         try:
@@ -126,14 +128,14 @@ class SweepTable:
     def record_sweep(self, settings: Mapping[str, Any], members: Mapping[str, Member]) -> None:
         """Record the settings of the sweep, and its new runs.
 
-        Raises UserError if the folder has a sweep of other jobs, which could not be compared with
-        these.
+        Raises UserError if the folder has a sweep of other jobs, because their runs could not be
+        compared.
         """
         hint = "give it another name with --name, or remove the folder."
         if layout.is_run(self.folder):
             raise UserError(f"{self.folder} is the folder of a run, not of a sweep.", hint)
         for name, member in members.items():
-            if name in self.members and self.members[name].job != member.job:
+            if name in self.members and self.members[name].job_digest != member.job_digest:
                 old, new = (" ".join(run.changes) for run in (self.members[name], member))
                 difference = (
                     f"{old}, now {new}" if old != new else f"{old}; its job has other keys now"
@@ -146,7 +148,7 @@ class SweepTable:
             self._append_row(settings)
         for name, member in members.items():
             if name not in self.members:
-                row = {"run": name, "set": member.changes, "job": member.job}
+                row = {"run": name, "set": member.changes, "job": member.job_digest}
                 self._append_row({**row, "state": member.state})
 
     def record_state(self, member: Member, state: RunState, note: str = "", **fields: Any) -> None:
@@ -159,7 +161,7 @@ class SweepTable:
         with open(self.folder / SWEEP, "ab+", opener=regular_files.open_regular) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                # A line that a kill has cut stays on its own line.
+                # A line that was cut off by a kill stays on its own line.
                 text = text if file.read(1) == b"\n" else "\n" + text
             file.write(text.encode())
         self._apply_row(json.loads(text))

@@ -158,7 +158,7 @@ def test_line_of_a_run_has_its_steps_metric_and_time_left(tmp_path: Path) -> Non
         is_higher_better=False,
         rungs=[],
         may_pause=False,
-        command=lambda _: [],
+        make_command=lambda _: [],
     )
     sweep_runner = runner.SweepRunner(table, [member], plan, print)
     with hold_lock(member.folder):

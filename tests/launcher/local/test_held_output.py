@@ -46,11 +46,11 @@ class Terminal:
 
     def print(self, rank: int, *texts: str) -> Terminal:
         for text in texts:
-            self.output.take_line(Line(rank, rank, text))
+            self.output.handle_line(Line(rank, rank, text))
         return self
 
     def record(self, host: int, record: StartLine | VerdictLine) -> Terminal:
-        self.output.take_line(parse_line(host, format_line(record)))
+        self.output.handle_line(parse_line(host, format_line(record)))
         return self
 
     def judge(self, verdict: Verdict) -> Terminal:
@@ -137,5 +137,5 @@ def test_lost_start_of_an_attempt_hides_nothing_for_long(monkeypatch: pytest.Mon
 
 def test_files_get_every_line_but_no_records() -> None:
     terminal = Terminal(hides_echoes=False).start().print(0, *ECHO).judge(raised()).print(0, "more")
-    terminal.output.take_line(Line(0, None, "agent 0: restarting"))
+    terminal.output.handle_line(Line(0, None, "agent 0: restarting"))
     assert terminal.shown == [*prefixed(0, (*ECHO, "more")), "agent 0: restarting"]

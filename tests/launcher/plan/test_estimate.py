@@ -159,7 +159,7 @@ def test_memory_follows_from_node_labels(
     job = resolve(jobs.parse_job(text), defaults.parse_defaults(cluster))
     memory = estimate.device_memory(job.spec, job.nodes.labels)
     assert memory is not None
-    assert memory.usable == pytest.approx([size * 0.9 * GIB for size in usable])
+    assert memory.sizes_bytes == pytest.approx([size * 0.9 * GIB for size in usable])
 
 
 def test_verdict_names_label_of_larger_model() -> None:
@@ -177,12 +177,12 @@ def test_verdict_names_label_of_larger_model() -> None:
 
 def test_memory_share_of_jax_can_be_set() -> None:
     memory = estimate.device_memory(make_job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"), {})
-    assert memory is not None and memory.usable == (32 * GIB, 64 * GIB)
+    assert memory is not None and memory.sizes_bytes == (32 * GIB, 64 * GIB)
 
 
 def test_cpu_devices_share_memory_of_host() -> None:
     memory = estimate.device_memory(make_job("accelerator: {type: cpu, per_host: 4}"), {})
-    assert memory is not None and memory.usable == (8 * GIB,)
+    assert memory is not None and memory.sizes_bytes == (8 * GIB,)
     job_without_memory = make_job("accelerator: {type: cpu, per_host: 4}", "resources: {cpu: 1}")
     assert estimate.judge_memory(*with_train(job_without_memory), make_shapes(1, 1, 1)).fits is None
 
@@ -203,7 +203,7 @@ def test_memory_of_accelerator_or_job(accelerator: str, usable: float) -> None:
     memory = estimate.device_memory(
         jobs.parse_job(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {}
     )
-    assert memory is not None and memory.usable == pytest.approx([usable * GIB])
+    assert memory is not None and memory.sizes_bytes == pytest.approx([usable * GIB])
 
 
 def test_unknown_gpu_memory_is_requested() -> None:

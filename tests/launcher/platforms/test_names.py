@@ -192,6 +192,6 @@ def test_the_memory_of_a_part_is_that_of_its_name() -> None:
     part = memory("{type: h100, resource: nvidia.com/mig-1g.10gb}")
     assert part is not None
     # 90% of it is JAX's.
-    assert part.usable == (9e9,)
+    assert part.sizes_bytes == (9e9,)
     assert memory("{type: h100, resource: nvidia.com/gpu.shared}") is None
     assert memory("{type: h100, resource: nvidia.com/gpu.shared, memory: 20Gi}") is not None

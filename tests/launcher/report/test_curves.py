@@ -82,7 +82,7 @@ def test_every_length_is_reduced_equally(every: int) -> None:
             steps = [int(step) for step, _, _ in curve.points]
             assert len(steps) <= curves.MAX_POINTS
             assert has_equal_tenths(steps, index * every), (index, count_by_tenth(steps))
-            reduced = [int(step) for step, _, _ in curve.reduced(300)]
+            reduced = [int(step) for step, _, _ in curve.reduce_points(300)]
             assert len(reduced) <= 300 and has_equal_tenths(reduced, index * every)
 
 

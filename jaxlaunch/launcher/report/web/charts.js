@@ -1,29 +1,38 @@
 "use strict";
-// Curves by uPlot, and the strip of seconds by cause above them. Nothing here makes HTML of a text.
+// Charts: curves, the timeline of a run by cause, and the phases of its ranks. They are drawn by
+// uPlot. Texts are inserted as text nodes and never as HTML.
 
+// The label, colour and pattern of each cause of time. Patterns tell causes apart without colours.
 const CAUSES = {
-  step: ["steps that count", "--c-step", "plain"],
-  data: ["waiting for data", "--c-data", "dots"],
-  eval: ["evaluation", "--c-eval", "vertical"],
-  save: ["saving", "--c-save", "horizontal"],
-  lost_work: ["lost work: steps that were not saved", "--c-lost", "cross"],
-  compile: ["compiling", "--c-compile", "rising"],
-  restore: ["restoring", "--c-restore", "falling"],
-  init: ["starting processes", "--c-init", "falling"],
-  prepare: ["preparing", "--c-init", "dots"],
-  rendezvous: ["waiting for all hosts", "--c-init", "vertical"],
-  down: ["down, or between attempts", "--c-down", "rising"],
-  hung: ["hangs", "--c-hung", "cross"],
-  waits: ["waits for the rank that hangs", "--c-init", "rising"],
+  step: { label: "steps that count", color: "--c-step", pattern: "plain" },
+  data: { label: "waiting for data", color: "--c-data", pattern: "dots" },
+  eval: { label: "evaluation", color: "--c-eval", pattern: "vertical" },
+  save: { label: "saving", color: "--c-save", pattern: "horizontal" },
+  lost_work: { label: "lost work: steps that were not saved", color: "--c-lost", pattern: "cross" },
+  compile: { label: "compiling", color: "--c-compile", pattern: "rising" },
+  restore: { label: "restoring", color: "--c-restore", pattern: "falling" },
+  init: { label: "starting processes", color: "--c-init", pattern: "falling" },
+  prepare: { label: "preparing", color: "--c-init", pattern: "dots" },
+  rendezvous: { label: "waiting for all hosts", color: "--c-init", pattern: "vertical" },
+  down: { label: "down, or between attempts", color: "--c-down", pattern: "rising" },
+  hung: { label: "hangs", color: "--c-hung", pattern: "cross" },
+  waits: { label: "waits for the rank that hangs", color: "--c-init", pattern: "rising" },
 };
-const AXIS = 62; // CSS pixels of the values' axis: equal everywhere, so that what is above each other has one time axis
-const RIGHT = 24; // beside the last label, half of which is beyond the end of its axis
-const LINES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [12, 4], [4, 2]]; // dashes, since not everyone tells colours apart
+// CSS pixels of the value axis. It is equal in all charts, so that their time axes are aligned.
+const AXIS_WIDTH = 62;
+// CSS pixels to the right of a chart. Half of the last label of the x axis is beyond the end of the
+// axis.
+const RIGHT_PADDING = 24;
+// Dash patterns of curves, for readers who cannot tell colours apart.
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [12, 4], [4, 2]];
 
-const colors = new Map(); // of the scheme that the page is in: asked for once, since a chart has thousands of cells
+// The values of CSS variables in the current colour scheme. They are cached, because a chart has
+// thousands of cells.
+const colors = new Map();
 
-function css(name) {
-  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+function cssVariable(name) {
+  if (!colors.has(name))
+    colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
   return colors.get(name);
 }
 
@@ -32,27 +41,32 @@ function forgetColors() {
   patterns.clear();
 }
 
-const causeOf = (name) => CAUSES[name] || [name, "--c-init", "plain"];
+const causeStyle = (name) => CAUSES[name] || { label: name, color: "--c-init", pattern: "plain" };
 
+// Creates an HTML element. Keys such as "onclick" are event listeners, and empty children are left
+// out.
 function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key === "class") made.className = value ?? "";
-    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
+    if (key === "class") node.className = value ?? "";
+    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
-  return made;
+  node.append(
+    ...children.filter((child) => child !== null && child !== undefined && child !== false),
+  );
+  return node;
 }
 
-function short(value) {
+function formatNumber(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));
 }
 
-function span(seconds) {
+function formatSpan(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${seconds.toFixed(2)} s`;
   if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
@@ -61,90 +75,124 @@ function span(seconds) {
   return minutes < 2880 ? `${(minutes / 60).toFixed(1)} h` : `${(minutes / 1440).toFixed(1)} d`;
 }
 
-function unitOf(wall) {
-  return wall < 180 ? [1, "seconds"] : wall < 10800 ? [60, "minutes"] : wall < 400000 ? [3600, "hours"] : [86400, "days"];
+// Returns the unit of the time axis in seconds, and its name.
+function timeUnit(wallSeconds) {
+  if (wallSeconds < 180) return [1, "seconds"];
+  if (wallSeconds < 10800) return [60, "minutes"];
+  return wallSeconds < 400000 ? [3600, "hours"] : [86400, "days"];
 }
 
 const patterns = new Map();
 
-function pattern(context, cause, scale) {
-  const [, color, kind] = causeOf(cause);
-  const key = `${cause} ${scale} ${css("--paper")}`;
+// Returns the fill style of a cause. `scale` is the number of device pixels per CSS pixel.
+function fillPattern(context, cause, scale) {
+  const { color, pattern } = causeStyle(cause);
+  const key = `${cause} ${scale} ${cssVariable("--paper")}`;
   if (!patterns.has(key)) {
     const size = Math.round(8 * scale);
     const tile = el("canvas", { width: size, height: size });
     const paint = tile.getContext("2d");
-    paint.fillStyle = css(color);
+    paint.fillStyle = cssVariable(color);
     paint.fillRect(0, 0, size, size);
-    paint.strokeStyle = paint.fillStyle = css("--pattern");
+    paint.strokeStyle = paint.fillStyle = cssVariable("--pattern");
     paint.lineWidth = scale;
     paint.beginPath();
-    if (kind === "vertical") (paint.moveTo(size / 2, 0), paint.lineTo(size / 2, size));
-    if (kind === "horizontal") (paint.moveTo(0, size / 2), paint.lineTo(size, size / 2));
-    if (kind === "rising" || kind === "cross") (paint.moveTo(0, size), paint.lineTo(size, 0));
-    if (kind === "falling" || kind === "cross") (paint.moveTo(0, 0), paint.lineTo(size, size));
+    if (pattern === "vertical") (paint.moveTo(size / 2, 0), paint.lineTo(size / 2, size));
+    if (pattern === "horizontal") (paint.moveTo(0, size / 2), paint.lineTo(size, size / 2));
+    if (pattern === "rising" || pattern === "cross") (paint.moveTo(0, size), paint.lineTo(size, 0));
+    if (pattern === "falling" || pattern === "cross")
+      (paint.moveTo(0, 0), paint.lineTo(size, size));
     paint.stroke();
-    if (kind === "dots") paint.fillRect(size / 2 - scale, size / 2 - scale, 2 * scale, 2 * scale);
+    if (pattern === "dots")
+      paint.fillRect(size / 2 - scale, size / 2 - scale, 2 * scale, 2 * scale);
     patterns.set(key, context.createPattern(tile, "repeat"));
   }
   return patterns.get(key);
 }
 
 function swatch(cause) {
-  const made = el("canvas", { width: 28, height: 14, "aria-hidden": "true" });
-  const context = made.getContext("2d");
-  context.fillStyle = pattern(context, cause, 1);
+  const canvas = el("canvas", { width: 28, height: 14, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  context.fillStyle = fillPattern(context, cause, 1);
   context.fillRect(0, 0, 28, 14);
-  return made;
+  return canvas;
 }
 
-function axes(valueFormat, xLabel) {
-  const common = () => ({ stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 } });
+// Returns the options of the x axis, which is hidden without a label, and of the value axis.
+function makeAxes(formatValue, xLabel) {
+  const common = () => ({
+    stroke: cssVariable("--quiet"),
+    grid: { stroke: cssVariable("--line"), width: 1 },
+    ticks: { stroke: cssVariable("--line"), width: 1 },
+  });
   return [
-    { ...common(), size: xLabel ? 44 : 0, show: Boolean(xLabel), label: xLabel, labelSize: 16, labelFont: "12px system-ui", font: "12px system-ui" },
-    { ...common(), size: AXIS, font: "12px system-ui", values: (u, splits) => splits.map((v) => (v === null ? "" : valueFormat(v))) },
+    {
+      ...common(),
+      size: xLabel ? 44 : 0,
+      show: Boolean(xLabel),
+      label: xLabel,
+      labelSize: 16,
+      labelFont: "12px system-ui",
+      font: "12px system-ui",
+    },
+    {
+      ...common(),
+      size: AXIS_WIDTH,
+      font: "12px system-ui",
+      values: (u, splits) => splits.map((v) => (v === null ? "" : formatValue(v))),
+    },
   ];
 }
 
-// A chart in its frame: it takes the frame's width, zooms by dragging and by keys, and has its numbers as a table too.
+// A chart in a frame element. It has the width of the frame, and the x axis zooms by dragging and
+// by keys. Charts that are `peers` zoom together.
 class Chart {
   constructor(frame, options, data, peers) {
     this.frame = frame;
     this.peers = peers;
-    const zoom = (u, key) => {
+    const zoomPeers = (u, key) => {
       if (key !== "x" || this.isFollowing) return;
-      for (const peer of this.peers) if (peer !== this) peer.follow(u.scales.x.min, u.scales.x.max);
+      for (const peer of this.peers)
+        if (peer !== this) peer.followZoom(u.scales.x.min, u.scales.x.max);
     };
     options.width = Math.max(200, frame.clientWidth);
     options.legend = { show: false };
-    options.hooks = { ...(options.hooks || {}), setScale: [zoom] };
+    options.hooks = { ...(options.hooks || {}), setScale: [zoomPeers] };
     this.plot = new uPlot(options, data, frame);
     this.height = options.height;
-    this.observer = new ResizeObserver(() => this.fit());
+    this.observer = new ResizeObserver(() => this.fitWidth());
     this.observer.observe(frame);
-    frame.addEventListener("keydown", (event) => this.key(event));
+    frame.addEventListener("keydown", (event) => this.handleKey(event));
   }
-  fit() {
+  fitWidth() {
     const width = Math.max(200, this.frame.clientWidth);
     if (width !== this.plot.width) this.plot.setSize({ width, height: this.height });
   }
-  follow(min, max) {
+  followZoom(min, max) {
     this.isFollowing = true;
     this.plot.batch(() => this.plot.setScale("x", { min, max }));
     this.isFollowing = false;
   }
-  key(event) {
+  handleKey(event) {
     const { min, max } = this.plot.scales.x;
     const step = (max - min) / 4;
-    const moves = { "+": [step, -step], "-": [-step, step], ArrowLeft: [-step, -step], ArrowRight: [step, step] };
+    // The changes of the lower and the upper end of the axis.
+    const moves = {
+      "+": [step, -step],
+      "-": [-step, step],
+      ArrowLeft: [-step, -step],
+      ArrowRight: [step, step],
+    };
     if (event.key === "0") this.plot.setData(this.plot.data, true);
-    else if (moves[event.key]) this.plot.setScale("x", { min: min + moves[event.key][0], max: max + moves[event.key][1] });
+    else if (moves[event.key])
+      this.plot.setScale("x", { min: min + moves[event.key][0], max: max + moves[event.key][1] });
     else return;
     event.preventDefault();
   }
-  // Other points of the same curves; where the reader has zoomed in, the section stays.
+  // Shows new points of the same curves. If the reader has zoomed in, the section stays.
   update(data) {
-    const { min, max } = this.plot.scales.x, x = this.plot.data[0];
+    const { min, max } = this.plot.scales.x;
+    const x = this.plot.data[0];
     const isWhole = !x.length || (min <= x[0] && max >= x[x.length - 1]);
     this.plot.setData(data, isWhole);
     if (!isWhole) this.plot.redraw();
@@ -155,36 +203,58 @@ class Chart {
   }
 }
 
-// Lines [{x, y}] as a chart takes them. x may differ: they are joined.
-function joined(lines, isLog, ends = null) {
-  const tables = lines.map((line) => [line.x, isLog ? line.y.map((v) => (v > 0 ? v : null)) : line.y]);
-  if (ends) tables.push([ends, [null, null]]); // the whole axis, also where there is no point
+// Returns lines [{x, y}] as uPlot takes them, with one x axis for all. `ends` are the ends of that
+// axis.
+function joinLines(lines, isLog, ends = null) {
+  const tables = lines.map((line) => [
+    line.x,
+    isLog ? line.y.map((v) => (v > 0 ? v : null)) : line.y,
+  ]);
+  if (ends) tables.push([ends, [null, null]]);
   return tables.length === 1 ? tables[0] : uPlot.join(tables);
 }
 
-const FLAT = 0.05; // of a constant value are above and below it
-const OUTLIERS = 8; // times the range of all but the outermost hundredths: a larger range shows its outliers only as lines that leave the frame
+// The margin above and below the values of a chart, as a share of their range.
+const VALUE_MARGIN = 0.05;
+// Values are outliers if the range of all values exceeds that of the middle 96 % by this factor.
+// They leave the frame.
+const OUTLIER_FACTOR = 8;
 
-// The range of the values' axis, which leaves outliers out unless they are asked for.
-function frameOf(data, from, to, isLog) {
+// Returns the range of the value axis for the points `from` to `to`, without outliers unless the
+// reader wants them.
+function valueRange(data, from, to, isLog) {
   const values = [];
-  for (const line of data.slice(1)) for (let at = from; at <= to; at++) if (line[at] !== null && line[at] !== undefined) values.push(line[at]);
-  if (!values.length) return isLog ? [0.1, 1] : [0, 1]; // with no point there would be no axis, and none of a logarithm
+  for (const line of data.slice(1))
+    for (let index = from; index <= to; index++)
+      if (line[index] !== null && line[index] !== undefined) values.push(line[index]);
+  // uPlot draws no axis without a range, and a logarithmic one needs positive ends.
+  if (!values.length) return isLog ? [0.1, 1] : [0, 1];
   values.sort((a, b) => a - b);
   let [low, high] = [values[0], values[values.length - 1]];
   if (isLog) return [low / 1.5, high * 1.5];
-  const [least, most] = [0.02, 0.98].map((share) => values[Math.round(share * (values.length - 1))]);
-  if (!view.hasOutliers && values.length >= 50 && most > least && high - low > OUTLIERS * (most - least)) {
-    [low, high] = [Math.max(low, least - (most - least)), Math.min(high, most + (most - least))];
+  const [innerLow, innerHigh] = [0.02, 0.98].map(
+    (share) => values[Math.round(share * (values.length - 1))],
+  );
+  const innerSize = innerHigh - innerLow;
+  if (
+    !view.hasOutliers &&
+    values.length >= 50 &&
+    innerSize > 0 &&
+    high - low > OUTLIER_FACTOR * innerSize
+  ) {
+    [low, high] = [Math.max(low, innerLow - innerSize), Math.min(high, innerHigh + innerSize)];
   }
   const size = Math.max(Math.abs(low), Math.abs(high));
-  if (high - low <= 1e-9 * size) return size === 0 ? [-1, 1] : [low - FLAT * size, high + FLAT * size]; // also a mean of equal values, which rounding alone tells apart
-  const margin = FLAT * (high - low);
+  // Means of equal values may differ by rounding.
+  if (high - low <= 1e-9 * size)
+    return size === 0 ? [-1, 1] : [low - VALUE_MARGIN * size, high + VALUE_MARGIN * size];
+  const margin = VALUE_MARGIN * (high - low);
   return [low - margin, high + margin];
 }
 
-// The index of the point of a line that is nearest to an index of the joined x; null where the line has none.
-function nearest(x, y, at) {
+// Returns the index of the point of a line that is nearest to index `at` of the joined x axis, or
+// null without a point.
+function nearestPoint(x, y, at) {
   const isPoint = (index) => y[index] !== null && y[index] !== undefined;
   let [before, after] = [at, at];
   while (before >= 0 && !isPoint(before)) before--;
@@ -193,38 +263,51 @@ function nearest(x, y, at) {
   return after < y.length && x[after] - x[at] < x[at] - x[before] ? after : before;
 }
 
-// Runs of one curve each: [{label, x, y}] on one pair of axes.
-function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = "", ends = null, peers = [], readout = null }) {
-  const data = joined(lines, isLog, ends);
-  const frame_ = (u) => frameOf(u.data, u.series[0].idxs?.[0] ?? 0, u.series[0].idxs?.[1] ?? u.data[0].length - 1, isLog);
-  const series = [...lines, ...(ends ? [{ label: "", x: ends, dash: [] }] : [])].map((line, at) => ({
-    label: line.label,
-    stroke: css(line.stroke || `--s${at % 6}`),
-    width: line.isFaint ? 1 : 1.5,
-    alpha: line.isFaint ? 0.35 : 1,
-    dash: line.dash || LINES[at % LINES.length],
-    points: { show: line.x.length < 3 },
-    spanGaps: true,
-  }));
-  const tell = (u) => {
+// Draws lines [{label, x, y}] on one pair of axes.
+function lineChart(
+  frame,
+  lines,
+  { label, height = 190, isLog = false, xLabel = "", ends = null, peers = [], readout = null },
+) {
+  const data = joinLines(lines, isLog, ends);
+  const range = (u) =>
+    valueRange(
+      u.data,
+      u.series[0].idxs?.[0] ?? 0,
+      u.series[0].idxs?.[1] ?? u.data[0].length - 1,
+      isLog,
+    );
+  const series = [...lines, ...(ends ? [{ label: "", x: ends, dash: [] }] : [])].map(
+    (line, index) => ({
+      label: line.label,
+      stroke: cssVariable(line.stroke || `--s${index % 6}`),
+      width: line.isFaint ? 1 : 1.5,
+      alpha: line.isFaint ? 0.35 : 1,
+      dash: line.dash || DASHES[index % DASHES.length],
+      points: { show: line.x.length < 3 },
+      spanGaps: true,
+    }),
+  );
+  const showReadout = (u) => {
     const at = u.cursor.idx;
     if (!readout || at === null || at === undefined) return;
     const x = u.data[0];
-    const found = lines.map((line, each) => {
-      const point = nearest(x, u.data[each + 1], at);
+    const values = lines.map((line, index) => {
+      const y = u.data[index + 1];
+      const point = nearestPoint(x, y, at);
       if (line.isFaint || point === null) return "";
-      return `${line.label} ${short(u.data[each + 1][point])}${point === at ? "" : ` (at ${short(x[point])})`}`;
+      return `${line.label} ${formatNumber(y[point])}${point === at ? "" : ` (at ${formatNumber(x[point])})`}`;
     });
-    readout.textContent = `${short(u.data[0][at])} ${xLabel}: ${found.filter(Boolean).join(", ")}`;
+    readout.textContent = `${formatNumber(x[at])} ${xLabel}: ${values.filter(Boolean).join(", ")}`;
   };
   const options = {
     height,
-    padding: [10, RIGHT, 0, 0],
-    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: frame_ } },
-    axes: axes(short, xLabel),
+    padding: [10, RIGHT_PADDING, 0, 0],
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range } },
+    axes: makeAxes(formatNumber, xLabel),
     series: [{}, ...series],
     cursor: { y: false, drag: { x: true, y: false } },
-    hooks: { setCursor: [tell] },
+    hooks: { setCursor: [showReadout] },
   };
   frame.setAttribute("role", "img");
   frame.setAttribute("tabindex", "0");
@@ -234,65 +317,97 @@ function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = 
   return chart;
 }
 
-const TOP = 18, BOTTOM = 14; // CSS pixels above the strip for attempts, below it for marks
+// CSS pixels above the strip for the attempts, and below it for the marks.
+const STRIP_TOP = 18;
+const STRIP_BOTTOM = 14;
 
-// The strip: run.strip, run.attempts and run.marks, on an axis in `unit` seconds.
+// Draws the seconds of a run by cause as a strip, with its attempts above and its marks below.
+// `unit` is in seconds.
 function stripChart(frame, run, unit, { peers, readout }) {
-  const tell = (u) => {
+  const showReadout = (u) => {
     const left = u.cursor.left;
     if (left === null || left === undefined || left < 0) return;
-    const at = u.posToVal(left, "x") * unit;
-    const found = run.strip.find(([from, to]) => from <= at && at < to);
-    const attempt = run.attempts.find((one) => one.from <= at && at < one.to);
-    const what = found ? `${causeOf(found[2])[0]}, ${span(found[1] - found[0])}` : "";
-    readout.textContent = `${span(at)}: ${what}${attempt ? ` (attempt ${attempt.number})` : ""}`;
+    const seconds = u.posToVal(left, "x") * unit;
+    const segment = run.strip.find(([from, to]) => from <= seconds && seconds < to);
+    const attempt = run.attempts.find(({ from, to }) => from <= seconds && seconds < to);
+    const text = segment
+      ? `${causeStyle(segment[2]).label}, ${formatSpan(segment[1] - segment[0])}`
+      : "";
+    readout.textContent = `${formatSpan(seconds)}: ${text}${attempt ? ` (attempt ${attempt.number})` : ""}`;
   };
   const options = {
     height: 92,
-    padding: [0, RIGHT, 0, 0],
+    padding: [0, RIGHT_PADDING, 0, 0],
     scales: { x: { time: false }, y: { range: [0, 1] } },
-    axes: [{ show: false }, { ...axes(() => "", "")[1], grid: { show: false }, ticks: { show: false } }],
+    axes: [
+      { show: false },
+      { ...makeAxes(() => "", "")[1], grid: { show: false }, ticks: { show: false } },
+    ],
     series: [{}, { show: false }],
     cursor: { y: false, drag: { x: true, y: false } },
-    hooks: { draw: [(u) => drawStrip(u, run, unit)], setCursor: [tell] },
+    hooks: { draw: [(u) => drawStrip(u, run, unit)], setCursor: [showReadout] },
   };
   frame.setAttribute("role", "img");
   frame.setAttribute("tabindex", "0");
-  frame.setAttribute("aria-label", `Where ${span(run.wall_s)} went, by cause; the tables below have the same numbers`);
-  const chart = new Chart(frame, options, [[0, run.wall_s / unit], [null, null]], peers);
+  frame.setAttribute(
+    "aria-label",
+    `Where ${formatSpan(run.wall_s)} went, by cause; the tables below have the same numbers`,
+  );
+  const chart = new Chart(
+    frame,
+    options,
+    [
+      [0, run.wall_s / unit],
+      [null, null],
+    ],
+    peers,
+  );
   peers.push(chart);
   return chart;
 }
 
 function drawStrip(u, run, unit) {
-  const context = u.ctx, scale = devicePixelRatio || 1;
+  const context = u.ctx;
+  const scale = devicePixelRatio || 1;
   const { left, top, width, height } = u.bbox;
   const x = (seconds) => u.valToPos(seconds / unit, "x", true);
-  const strip = { top: top + TOP * scale, height: height - (TOP + BOTTOM) * scale };
+  const strip = {
+    top: top + STRIP_TOP * scale,
+    height: height - (STRIP_TOP + STRIP_BOTTOM) * scale,
+  };
   context.save();
   context.beginPath();
   context.rect(left, top, width, height);
   context.clip();
   for (const [from, to, cause] of run.strip) {
-    const begin = x(from), end = x(to);
+    const begin = x(from);
+    const end = x(to);
     if (end < left || begin > left + width) continue;
-    context.fillStyle = pattern(context, cause, scale);
+    context.fillStyle = fillPattern(context, cause, scale);
     context.fillRect(begin, strip.top, Math.max(end - begin, 0.5), strip.height);
   }
-  context.strokeStyle = css("--quiet");
+  context.strokeStyle = cssVariable("--quiet");
   context.lineWidth = scale;
   context.strokeRect(x(0), strip.top, x(run.wall_s) - x(0), strip.height);
   drawAttempts(context, run, x, strip, scale, top);
-  context.fillStyle = css("--quiet");
-  const floor = strip.top + strip.height + 2 * scale, size = 4 * scale;
+  context.fillStyle = cssVariable("--quiet");
+  const floor = strip.top + strip.height + 2 * scale;
+  const size = 4 * scale;
   for (const [at, kind] of run.marks) {
     const middle = x(at);
     context.beginPath();
-    if (kind === "save") (context.moveTo(middle, floor), context.lineTo(middle - size, floor + 2 * size), context.lineTo(middle + size, floor + 2 * size));
-    else context.arc(middle, floor + size, size * 0.8, 0, 7);
-    context.closePath();
-    if (kind === "save") context.fill();
-    else (context.strokeStyle = css("--quiet"), context.stroke());
+    if (kind === "save") {
+      context.moveTo(middle, floor);
+      context.lineTo(middle - size, floor + 2 * size);
+      context.lineTo(middle + size, floor + 2 * size);
+      context.closePath();
+      context.fill();
+    } else {
+      context.arc(middle, floor + size, size * 0.8, 0, 7);
+      context.closePath();
+      context.strokeStyle = cssVariable("--quiet");
+      context.stroke();
+    }
   }
   context.restore();
 }
@@ -301,170 +416,271 @@ function drawAttempts(context, run, x, strip, scale, top) {
   context.font = `${12 * scale}px system-ui, sans-serif`;
   context.textBaseline = "middle";
   context.textAlign = "left";
-  let free = -Infinity; // where the next label fits
-  for (const one of run.attempts) {
-    const begin = x(one.from), end = x(one.to);
-    context.strokeStyle = context.fillStyle = css("--ink");
+  // The position after the last label.
+  let free = -Infinity;
+  for (const attempt of run.attempts) {
+    const begin = x(attempt.from);
+    const end = x(attempt.to);
+    context.strokeStyle = context.fillStyle = cssVariable("--ink");
     context.lineWidth = 1.5 * scale;
     context.beginPath();
     context.moveTo(begin, top + 3 * scale);
     context.lineTo(begin, strip.top + strip.height);
     context.stroke();
-    const sign = one.code === 0 ? "✓" : one.code === null ? "…" : one.cause === "preempted" ? "■" : "✕";
-    const words = [`${one.number} ${sign} ${one.cause}`, `${one.number} ${sign}`, `${one.number}`];
+    const { number, code, cause } = attempt;
+    const sign = code === 0 ? "✓" : code === null ? "…" : cause === "preempted" ? "■" : "✕";
     const start = Math.max(begin + 4 * scale, free);
-    const fits = words.find((word) => start + context.measureText(word).width < Math.max(end, begin + 14 * scale));
-    if (fits) {
-      context.fillText(fits, start, top + 9 * scale);
-      free = start + context.measureText(fits).width + 6 * scale;
+    const limit = Math.max(end, begin + 14 * scale);
+    // The longest of these texts that fits is drawn.
+    const texts = [`${number} ${sign} ${cause}`, `${number} ${sign}`, `${number}`];
+    const label = texts.find((text) => start + context.measureText(text).width < limit);
+    if (label) {
+      context.fillText(label, start, top + 9 * scale);
+      free = start + context.measureText(label).width + 6 * scale;
     }
   }
 }
 
-// One look at the ranks in cells: "s31d" and "0x31,5," as the leader keeps them.
-function unpacked(column) {
+// Decodes a sample of the ranks: run-length encoded letters such as "s31d", and lags such as
+// "0x31,5,".
+function decodeColumn(column) {
   const letters = column[2].replace(/([a-z-])(\d+)/g, (_, letter, count) => letter.repeat(count));
   const lags = new Float64Array(letters.length);
-  let at = 0;
-  for (const [, lag, count] of column[3].matchAll(/(\d+)(?:x(\d+))?,/g)) lags.fill(Number(lag), at, (at += Number(count || 1)));
+  let rank = 0;
+  for (const [, lag, count] of column[3].matchAll(/(\d+)(?:x(\d+))?,/g))
+    lags.fill(Number(lag), rank, (rank += Number(count || 1)));
   return { from: column[0], to: column[1], letters, lags };
 }
 
-const ODD = ["h", "d", "x", "-"]; // of the ranks that share a pixel the one is shown that hangs, waits for data, or has ended
+// If several ranks share a pixel, one that hangs is shown, else one that waits for data, or that
+// has ended.
+const LETTERS_BY_PRIORITY = ["h", "d", "x", "-"];
 
-function phaseOf(heat, letter) {
+function phaseLabel(heat, letter) {
   const phase = heat.letters[letter];
   if (phase === "done") return "done";
-  return phase ? causeOf(phase)[0] : letter === "x" ? "ended" : "said nothing yet";
+  if (phase) return causeStyle(phase).label;
+  return letter === "x" ? "ended" : "said nothing yet";
 }
 
-// The ranks that hung, are slow, were most behind, or were seen waiting for data while others were not.
+// Returns the ranks that hung, are slow, fell behind, or waited for data while others did not. The
+// worst are first.
 function worstRanks(heat) {
-  const found = [];
-  for (const { letters, lags, from, to } of heat.columns.map(unpacked)) {
-    const isAny = /d/.test(letters) && /[^d]/.test(letters);
+  const ranks = [];
+  for (const { letters, lags, from, to } of heat.columns.map(decodeColumn)) {
+    const someWaitForData = /d/.test(letters) && /[^d]/.test(letters);
     for (let rank = 0; rank < letters.length; rank++) {
-      const one = (found[rank] ??= { rank, lag: 0, data: 0, letter: "", place: heat.hangs.find((hang) => hang.rank === rank)?.place ?? null, slow: heat.slow.find((one) => one.rank === rank) ?? null });
-      one.lag = Math.max(one.lag, lags[rank] || 0);
-      if (isAny && letters[rank] === "d") one.data += to - from;
-      one.letter = letters[rank];
+      const entry = (ranks[rank] ??= {
+        rank,
+        lag: 0,
+        data: 0,
+        letter: "",
+        place: heat.hangs.find((hang) => hang.rank === rank)?.place ?? null,
+        slow: heat.slow.find((slow) => slow.rank === rank) ?? null,
+      });
+      entry.lag = Math.max(entry.lag, lags[rank] || 0);
+      if (someWaitForData && letters[rank] === "d") entry.data += to - from;
+      entry.letter = letters[rank];
     }
   }
-  const isHung = (one) => one.place !== null; // before all others: they wait for it
-  const worst = found.filter((one) => isHung(one) || one.slow || one.lag > 1 || one.data > 0).sort((a, b) => isHung(b) - isHung(a) || (b.slow?.own ?? 0) - (a.slow?.own ?? 0) || b.lag - a.lag || b.data - a.data || a.rank - b.rank);
-  return worst.slice(0, 10).map((one) => ({ ...one, last: isHung(one) ? `hung ${one.place}` : phaseOf(heat, one.letter) }));
+  const isHung = (entry) => entry.place !== null;
+  // The other ranks wait for one that hangs.
+  const compare = (a, b) =>
+    isHung(b) - isHung(a) ||
+    (b.slow?.own ?? 0) - (a.slow?.own ?? 0) ||
+    b.lag - a.lag ||
+    b.data - a.data ||
+    a.rank - b.rank;
+  const worst = ranks
+    .filter((entry) => isHung(entry) || entry.slow || entry.lag > 1 || entry.data > 0)
+    .sort(compare);
+  return worst.slice(0, 10).map((entry) => ({
+    ...entry,
+    last: isHung(entry) ? `hung ${entry.place}` : phaseLabel(heat, entry.letter),
+  }));
 }
 
-// Ranks from top to bottom over the axis of the strip; `by` is "phase" or "lag".
-function heatChart(frame, run, unit, { peers, by, readout, open }) {
-  const heat = run.heat, columns = heat.columns.map(unpacked);
-  const most = Math.max(1, ...columns.map((column) => column.lags.reduce((a, b) => Math.max(a, b), 0)));
-  const at = { column: columns.length - 1, rank: 0, isShown: false };
-  const every = Math.ceil(heat.ranks / 12), splits = [];
-  for (let rank = 0; rank < heat.ranks; rank += every) splits.push(rank + 0.5);
-  const hangAt = (one, rank) => heat.hangs.find((hang) => hang.rank === rank && hang.from < one.to && one.from < hang.to)?.place ?? "";
-  const tell = () => {
-    const one = columns[at.column];
-    const lag = one.lags[at.rank] || 0;
-    readout.textContent = at.rank < one.letters.length
-      ? `Rank ${at.rank} at ${span(one.to)}: ${one.letters[at.rank] === "h" ? `hangs ${hangAt(one, at.rank)}` : phaseOf(heat, one.letters[at.rank])}, ${lag ? `${lag} step${lag > 1 ? "s" : ""} behind` : "not behind"}`
-      : `Rank ${at.rank} at ${span(one.to)}: there was no such rank`;
+// Draws the ranks from top to bottom over the axis of the strip, by "phase" or by "lag". `openLog`
+// shows a rank's log.
+function heatChart(frame, run, unit, { peers, by, readout, openLog }) {
+  const heat = run.heat;
+  const columns = heat.columns.map(decodeColumn);
+  const maxLag = Math.max(
+    1,
+    ...columns.map((column) => column.lags.reduce((a, b) => Math.max(a, b), 0)),
+  );
+  // The cell that the readout describes. It has a frame if it was chosen by keys.
+  const cursor = { column: columns.length - 1, rank: 0, isFramed: false };
+  const labelEvery = Math.ceil(heat.ranks / 12);
+  const splits = [];
+  for (let rank = 0; rank < heat.ranks; rank += labelEvery) splits.push(rank + 0.5);
+  const hangPlace = (column, rank) =>
+    heat.hangs.find((hang) => hang.rank === rank && hang.from < column.to && column.from < hang.to)
+      ?.place ?? "";
+  const describeCell = (column, rank) => {
+    if (rank >= column.letters.length) return "there was no such rank";
+    const letter = column.letters[rank];
+    const lag = column.lags[rank] || 0;
+    const phase = letter === "h" ? `hangs ${hangPlace(column, rank)}` : phaseLabel(heat, letter);
+    return `${phase}, ${lag ? `${lag} step${lag > 1 ? "s" : ""} behind` : "not behind"}`;
   };
-  const under = (u) => {
+  const showReadout = () => {
+    const column = columns[cursor.column];
+    readout.textContent = `Rank ${cursor.rank} at ${formatSpan(column.to)}: ${describeCell(column, cursor.rank)}`;
+  };
+  const followPointer = (u) => {
     const { left, top } = u.cursor;
     if (left === null || left === undefined || left < 0) return;
     const seconds = u.posToVal(left, "x") * unit;
-    const found = columns.findIndex((column) => column.from <= seconds && seconds < column.to);
-    if (found < 0) return void (readout.textContent = "");
-    at.column = found;
-    at.rank = Math.min(heat.ranks - 1, Math.max(0, Math.floor((top / u.over.clientHeight) * heat.ranks)));
-    at.isShown = false;
-    tell();
+    const index = columns.findIndex((column) => column.from <= seconds && seconds < column.to);
+    if (index < 0) return void (readout.textContent = "");
+    cursor.column = index;
+    cursor.rank = Math.min(
+      heat.ranks - 1,
+      Math.max(0, Math.floor((top / u.over.clientHeight) * heat.ranks)),
+    );
+    cursor.isFramed = false;
+    showReadout();
   };
   const options = {
     height: Math.min(320, Math.max(48, 14 * heat.ranks)) + 8,
-    padding: [4, RIGHT, 4, 0],
+    padding: [4, RIGHT_PADDING, 4, 0],
     scales: { x: { time: false }, y: { range: [0, heat.ranks], dir: -1 } },
-    axes: [{ show: false }, { ...axes((v) => String(Math.floor(v)), "")[1], grid: { show: false }, splits: () => splits }],
+    axes: [
+      { show: false },
+      {
+        ...makeAxes((v) => String(Math.floor(v)), "")[1],
+        grid: { show: false },
+        splits: () => splits,
+      },
+    ],
     series: [{}, { show: false }],
     cursor: { y: false, drag: { x: true, y: false } },
-    hooks: { draw: [(u) => drawHeat(u, heat, columns, unit, { by, most, at })], setCursor: [under] },
+    hooks: {
+      draw: [(u) => drawHeat(u, heat, columns, unit, { by, maxLag, cursor })],
+      setCursor: [followPointer],
+    },
   };
   frame.setAttribute("role", "img");
   frame.setAttribute("tabindex", "0");
-  frame.setAttribute("aria-label", `${heat.ranks} ranks over the time of the run, by ${by === "lag" ? `steps behind, at most ${most}` : "phase"}; arrow keys move over them, Enter opens a rank's log`);
-  const chart = new Chart(frame, options, [[0, run.wall_s / unit], [null, null]], peers);
-  const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], PageUp: [0, -10], PageDown: [0, 10] };
-  chart.key = (event) => {
-    if (event.key === "Enter") return open(at.rank);
-    const move = moves[event.key];
-    if (!move) return Chart.prototype.key.call(chart, event);
-    event.preventDefault();
-    at.column = Math.min(columns.length - 1, Math.max(0, at.column + move[0]));
-    at.rank = Math.min(heat.ranks - 1, Math.max(0, at.rank + move[1]));
-    at.isShown = true;
-    chart.plot.redraw(false);
-    tell();
+  frame.setAttribute(
+    "aria-label",
+    `${heat.ranks} ranks over the time of the run, by ${by === "lag" ? `steps behind, at most ${maxLag}` : "phase"}; arrow keys move over them, Enter opens a rank's log`,
+  );
+  const chart = new Chart(
+    frame,
+    options,
+    [
+      [0, run.wall_s / unit],
+      [null, null],
+    ],
+    peers,
+  );
+  const moves = {
+    ArrowLeft: [-1, 0],
+    ArrowRight: [1, 0],
+    ArrowUp: [0, -1],
+    ArrowDown: [0, 1],
+    PageUp: [0, -10],
+    PageDown: [0, 10],
   };
-  chart.plot.over.addEventListener("click", () => open(at.rank));
+  chart.handleKey = (event) => {
+    if (event.key === "Enter") return openLog(cursor.rank);
+    const move = moves[event.key];
+    if (!move) return Chart.prototype.handleKey.call(chart, event);
+    event.preventDefault();
+    cursor.column = Math.min(columns.length - 1, Math.max(0, cursor.column + move[0]));
+    cursor.rank = Math.min(heat.ranks - 1, Math.max(0, cursor.rank + move[1]));
+    cursor.isFramed = true;
+    chart.plot.redraw(false);
+    showReadout();
+  };
+  chart.plot.over.addEventListener("click", () => openLog(cursor.rank));
   peers.push(chart);
   return chart;
 }
 
-function drawHeat(u, heat, columns, unit, { by, most, at }) {
-  const context = u.ctx, scale = devicePixelRatio || 1;
+function drawHeat(u, heat, columns, unit, { by, maxLag, cursor }) {
+  const context = u.ctx;
+  const scale = devicePixelRatio || 1;
   const { left, top, width, height } = u.bbox;
-  const rows = Math.min(heat.ranks, Math.max(1, Math.floor(height / (2 * scale)))), each = height / rows;
+  // Ranks share a row if there are more than the pixels can show.
+  const rows = Math.min(heat.ranks, Math.max(1, Math.floor(height / (2 * scale))));
+  const rowHeight = height / rows;
   context.save();
   context.beginPath();
   context.rect(left, top, width, height);
   context.clip();
   columns.forEach((column) => {
-    const begin = Math.round(u.valToPos(column.from / unit, "x", true)); // whole pixels: no seams between cells
-    const wide = Math.max(Math.round(u.valToPos(column.to / unit, "x", true)) - begin, 1);
-    if (begin + wide < left || begin > left + width) return;
-    const cellOf = (row) => {
-      const first = Math.floor((row * heat.ranks) / rows), last = Math.max(first + 1, Math.floor(((row + 1) * heat.ranks) / rows));
+    // Whole pixels leave no seams between cells.
+    const x = Math.round(u.valToPos(column.from / unit, "x", true));
+    const cellWidth = Math.max(Math.round(u.valToPos(column.to / unit, "x", true)) - x, 1);
+    if (x + cellWidth < left || x > left + width) return;
+    const cellValue = (row) => {
+      const first = Math.floor((row * heat.ranks) / rows);
+      const last = Math.max(first + 1, Math.floor(((row + 1) * heat.ranks) / rows));
       const letters = column.letters.slice(first, last);
       if (!letters) return null;
-      return by === "lag" ? column.lags.slice(first, last).reduce((a, b) => Math.max(a, b), 0) : ODD.find((odd) => letters.includes(odd)) || letters[0];
+      if (by === "lag") return column.lags.slice(first, last).reduce((a, b) => Math.max(a, b), 0);
+      return LETTERS_BY_PRIORITY.find((letter) => letters.includes(letter)) || letters[0];
     };
-    for (let row = 0, cell = cellOf(0); row < rows; ) {
-      const y = top + row * each, from = row;
+    // Equal neighbours are drawn as one rectangle, because there are many cells.
+    for (let row = 0, value = cellValue(0); row < rows;) {
+      const firstRow = row;
       let next = null;
-      for (row++; row < rows && (next = cellOf(row)) === cell; row++); // one rectangle of equal cells: there are many
-      if (cell !== null) drawCell(context, heat, cell, { x: begin, y, wide, high: (row - from) * each, each }, { by, most, scale });
-      cell = next;
+      for (row++; row < rows && (next = cellValue(row)) === value; row++);
+      const cell = {
+        x,
+        y: top + firstRow * rowHeight,
+        width: cellWidth,
+        height: (row - firstRow) * rowHeight,
+        rowHeight,
+      };
+      if (value !== null) drawCell(context, heat, value, cell, { by, maxLag, scale });
+      value = next;
     }
   });
-  if (at.isShown) {
-    const one = columns[at.column];
-    context.strokeStyle = css("--ink");
+  if (cursor.isFramed) {
+    const column = columns[cursor.column];
+    context.strokeStyle = cssVariable("--ink");
     context.lineWidth = 2 * scale;
-    const begin = u.valToPos(one.from / unit, "x", true);
-    context.strokeRect(begin, top + (at.rank * height) / heat.ranks, Math.max(u.valToPos(one.to / unit, "x", true) - begin, 4 * scale), Math.max(height / heat.ranks, 4 * scale));
+    const begin = u.valToPos(column.from / unit, "x", true);
+    const end = u.valToPos(column.to / unit, "x", true);
+    const rankHeight = height / heat.ranks;
+    context.strokeRect(
+      begin,
+      top + cursor.rank * rankHeight,
+      Math.max(end - begin, 4 * scale),
+      Math.max(rankHeight, 4 * scale),
+    );
   }
   context.restore();
 }
 
-// Neighbours in a column that have the same lag, or the letter of the same phase; `each` is the height of one.
-function drawCell(context, heat, cell, { x, y, wide, high, each }, { by, most, scale }) {
+// Draws neighbouring cells of a column that have the same value, which is a lag or the letter of a
+// phase.
+function drawCell(context, heat, value, { x, y, width, height, rowHeight }, { by, maxLag, scale }) {
   if (by === "lag") {
-    context.globalAlpha = cell ? 0.25 + (0.75 * Math.log1p(cell)) / Math.log1p(most) : 0.06;
-    context.fillStyle = css(cell ? "--c-lost" : "--c-step");
+    context.globalAlpha = value ? 0.25 + (0.75 * Math.log1p(value)) / Math.log1p(maxLag) : 0.06;
+    context.fillStyle = cssVariable(value ? "--c-lost" : "--c-step");
   } else {
-    const phase = heat.letters[cell];
-    context.fillStyle = cell === "x" ? css("--c-down") : phase === "done" ? css("--c-step") : phase ? pattern(context, phase, scale) : css("--panel");
+    const phase = heat.letters[value];
+    context.fillStyle =
+      value === "x"
+        ? cssVariable("--c-down")
+        : phase === "done"
+          ? cssVariable("--c-step")
+          : phase
+            ? fillPattern(context, phase, scale)
+            : cssVariable("--panel");
   }
-  context.fillRect(x, y, wide, high);
+  context.fillRect(x, y, width, height);
   context.globalAlpha = 1;
-  if (by !== "lag" || !cell || each < 12 * scale || wide < 18 * scale) return;
-  for (let from = y; from < y + high - each / 2; from += each) label(context, String(cell), x + 3 * scale, from + each / 2, scale);
-}
-
-function label(context, text, x, y, scale) {
-  context.fillStyle = css("--ink");
+  if (by !== "lag" || !value || rowHeight < 12 * scale || width < 18 * scale) return;
+  context.fillStyle = cssVariable("--ink");
   context.font = `${11 * scale}px system-ui, sans-serif`;
   context.textBaseline = "middle";
-  context.fillText(text, x, y);
+  for (let rowTop = y; rowTop < y + height - rowHeight / 2; rowTop += rowHeight) {
+    context.fillText(String(value), x + 3 * scale, rowTop + rowHeight / 2);
+  }
 }

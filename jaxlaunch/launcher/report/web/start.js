@@ -1,6 +1,9 @@
 "use strict";
 {
   const data = JSON.parse(document.getElementById("data").textContent);
-  ({ run: show, runs: showRuns, sweep: showSweep, compare: showComparison })[data.kind](data);
-  drawn();
+  const show = { run: showRun, runs: showRuns, sweep: showSweep, compare: showComparison }[
+    data.kind
+  ];
+  show(data);
+  measureDrawing();
 }
