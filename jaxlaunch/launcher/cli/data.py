@@ -128,8 +128,8 @@ def _describe_images(data: Mapping[str, Any]) -> Iterator[str]:
         count = format_count(len(classes), "class")
         if len(data["classes"]) > 1:
             count += f" of {split}"
-        shown = [f"{name} {number:,}" for name, number in list(classes.items())[:MAX_ROWS]]
-        yield f"{count}: {', '.join(shown)}{', …' if len(classes) > MAX_ROWS else ''}"
+        texts = [f"{name} {number:,}" for name, number in list(classes.items())[:MAX_ROWS]]
+        yield f"{count}: {', '.join(texts)}{', …' if len(classes) > MAX_ROWS else ''}"
     if data["sizes"]:
         sizes = (f"{name} {height} × {width}" for name, (height, width) in data["sizes"].items())
         yield f"height × width: {', '.join(sizes)}"

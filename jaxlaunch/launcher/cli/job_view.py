@@ -239,5 +239,6 @@ class ClusterView(JobView):
             elif len(ranks) == 1:
                 ranks_text = str(ranks[0])
             rows.append((str(host.number), ranks_text, ready, state, host.node or "-", host.pod))
-        more = [[(f"… and {len(hosts) - MAX_HOSTS} more hosts",)]] if len(hosts) > MAX_HOSTS else []
-        return [rows, *more]
+        if len(hosts) <= MAX_HOSTS:
+            return [rows]
+        return [rows, [(f"… and {len(hosts) - MAX_HOSTS} more hosts",)]]

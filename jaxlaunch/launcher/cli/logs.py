@@ -151,8 +151,8 @@ def _choose_ranks(
         return selection
     ranks = logs.default_selection(processes, failed_rank).ranks
     if ranks is not None:
-        shown = " and ".join(map(str, sorted(ranks)))
-        show_messages(f"showing rank {shown} only; --rank all shows every rank")
+        ranks_text = " and ".join(map(str, sorted(ranks)))
+        show_messages(f"showing rank {ranks_text} only; --rank all shows every rank")
     return Selection(ranks, selection.pattern)
 
 

@@ -67,8 +67,8 @@ def eval_command(
             atomic_file.write_file(path, text.encode())
         except OSError as error:
             output.show_messages(f"{path} cannot be written: {error.strerror}")
-    shown = ["step", "metrics", "examples", *["classification"] * (classes is not None)]
-    data = {key: result[key] for key in shown}
+    result_keys = ["step", "metrics", "examples", *["classification"] * (classes is not None)]
+    data = {key: result[key] for key in result_keys}
     output.show_result(data, form, _describe_evaluation(result))
 
 

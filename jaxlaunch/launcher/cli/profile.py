@@ -100,9 +100,9 @@ def _describe_profile(answers: Mapping[int, Answer]) -> Iterator[str]:
     done = {rank: answer for rank, answer in answers.items() if answer["state"] == "done"}
     for rank, answer in list(done.items())[:1]:
         summary = answer["summary"]
-        last = summary["first_step"] + summary["steps"] - 1
+        last_step = summary["first_step"] + summary["steps"] - 1
         devices = f"{summary['devices']} devices of rank {rank} ({summary['device']})"
-        yield f"steps {summary['first_step']}-{last} on {devices}"
+        yield f"steps {summary['first_step']}-{last_step} on {devices}"
         yield from answer["table"]
     for rank, answer in done.items():
         step_ms = answer["summary"]["step_s"] * 1e3

@@ -180,8 +180,8 @@ def _show_submitted(submitted: SubmitResult, form: str) -> None:
     if form == "name":
         output.show_lines(f"{JOBSETS.qualified_name(metadata['name'])} {submitted.outcome}")
     else:
-        shown = {key: value for key, value in metadata.items() if key != "managedFields"}
-        output.show_data({**submitted.jobset, "metadata": shown}, form)
+        own_metadata = {key: value for key, value in metadata.items() if key != "managedFields"}
+        output.show_data({**submitted.jobset, "metadata": own_metadata}, form)
     if submitted.outcome == "unchanged":
         fact = f"already submitted at {metadata['creationTimestamp']}"
         output.show_messages(f"{fact}: the same job is there and was not changed")

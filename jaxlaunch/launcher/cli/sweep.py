@@ -221,9 +221,9 @@ def _parse_rungs(text: str) -> list[float]:
 
 def _show_progress(lines: Sequence[str]) -> None:
     """Show the runs that train as status lines, in at most half of the terminal."""
-    room = max(1, shutil.get_terminal_size().lines // 2)
-    more = len(lines) - room
-    output.show_status(*lines[:room], *([f"and {more} more"] if more > 0 else ()))
+    max_lines = max(1, shutil.get_terminal_size().lines // 2)
+    hidden = len(lines) - max_lines
+    output.show_status(*lines[:max_lines], *([f"and {hidden} more"] if hidden > 0 else ()))
 
 
 def _show_runs(table: SweepTable, members: Sequence[Member]) -> None:
@@ -249,10 +249,10 @@ def _show_runs(table: SweepTable, members: Sequence[Member]) -> None:
         return
     best = max(done, key=lambda name: sign * done[name])
     runs = f"{format_count(len(done), 'run')} that are done"
-    path, here = table.folder / best / layout.JOB, Path.cwd()
+    path, cwd = table.folder / best / layout.JOB, Path.cwd()
     output.show_lines(
         f"best of {runs}: {best}, {metric} {done[best]:.4g}",
-        f"  cat {path.relative_to(here) if path.is_relative_to(here) else path}",
+        f"  cat {path.relative_to(cwd) if path.is_relative_to(cwd) else path}",
     )
 
 

@@ -302,8 +302,11 @@ def _complete_verdict(
     if records and records[-1].verdict == recorded_summary.verdict and summary.of is not None:
         record = dataclasses.replace(records[-1], verdict=verdict)
         if has_newer_step:
-            first, last = summary.of.first_committed, summary.of.last_committed
-            record = dataclasses.replace(record, first_committed=first, last_committed=last)
+            record = dataclasses.replace(
+                record,
+                first_committed=summary.of.first_committed,
+                last_committed=summary.of.last_committed,
+            )
         if record != records[-1]:
             records[-1] = record
             folder.replace_last_record(record)

@@ -1,11 +1,12 @@
 """Filter of a gang's output that hides what surviving ranks print about the failure of another.
 
-When a rank dies, its peers print tracebacks of Gloo, JAX and Orbax before anybody knows which rank
-was the cause. From the first line that looks like one, the output of a rank is held back. The
-agents write records between the lines of their processes: when an attempt begins, and its verdict.
-With the verdict, the rank that it names shows what was held back, and the others do not. Without a
-verdict in time, as in a program that logs an exception and continues, or when the agent has died,
-everything is shown. The log files of the run have every line at once.
+When a rank dies, its peers print tracebacks of Gloo, JAX and Orbax before it is known which rank
+was the cause. Therefore the output of a rank is held back from the first line that looks like a
+traceback. Between the lines of their processes, agents write records when an attempt begins and
+when it has a verdict. At the verdict, the held lines of the rank that it names are shown, and those
+of other ranks are dropped. If no verdict arrives in time, because the program has logged an
+exception and continues or because the agent has died, all held lines are shown. The log files of
+the run always have every line.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Run:
     @property
     def refused_start(self) -> StartRecord | None:
         """The row of the newest start, if it was refused and did not change the result."""
-        last = next(reversed(start_rows(self.summary)), None)
-        return last if last is not None and last is not self.newest_start else None
+        newest_row = next(reversed(start_rows(self.summary)), None)
+        return None if newest_row is self.newest_start else newest_row
 
     @functools.cached_property
     def start_folder(self) -> Path:

@@ -104,9 +104,9 @@ def describe_memory(curves: Mapping[str, Curve]) -> str:
         used, limits = curves.get(key), curves.get(limit_key)
         if used is None or limits is None or not used.points or not limits.points:
             continue
-        most, limit = max(point[2] for point in used.points), limits.points[-1][2]
+        peak, limit = max(point[2] for point in used.points), limits.points[-1][2]
         if limit > 0:
-            texts.append(f"{name} {most:.3g} of {limit:.3g} GiB ({100 * most / limit:.0f} %)")
+            texts.append(f"{name} {peak:.3g} of {limit:.3g} GiB ({100 * peak / limit:.0f} %)")
     return ", ".join(texts)
 
 

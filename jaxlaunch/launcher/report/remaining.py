@@ -107,9 +107,9 @@ def _pause_s(metrics: CurveFile, key: str, every: int | None) -> float:
     points, rows = metrics.pauses[key].points, metrics.curves.get(key)
     if not points or rows is None:
         return 0.0
-    first, last = int(rows.points[0][0]), int(rows.points[-1][0])
+    first_step, last_step = int(rows.points[0][0]), int(rows.points[-1][0])
     # The number of regular pauses. The others, which are shorter, are saves of the best step and
     # waits for the storage.
-    count = 0 if every is None else (last - 1) // every - (first - 1) // every
+    count = 0 if every is None else (last_step - 1) // every - (first_step - 1) // every
     longest = sorted((seconds for _, _, seconds in points), reverse=True)
     return statistics.median(longest[: max(1, count)])

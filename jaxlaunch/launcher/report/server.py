@@ -178,10 +178,10 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def table_row(numbers: RunNumbers, *, name: str, why: str, **more: Any) -> dict[str, Any]:
+def table_row(numbers: RunNumbers, *, name: str, why: str, **fields: Any) -> dict[str, Any]:
     """Return a row of the table of runs. `why` is escaped and shortened."""
     texts = {"name": escape_controls(name), "why": escape_controls(why)[:300]}
-    return {"step": numbers.step, "goodput": numbers.goodput, **texts, **more}
+    return {"step": numbers.step, "goodput": numbers.goodput, **texts, **fields}
 
 
 class RunCatalog:

@@ -91,18 +91,20 @@ def _grid_size(axes: Sequence[Axis]) -> int:
 def _parse_axis(argument: str) -> Axis:
     """Parse a range of numbers, or a list of values and of ranges of whole numbers."""
     key, equals, text = argument.partition("=")
-    key, shown = key.strip(), shorten_text(argument)
+    key, short_argument = key.strip(), shorten_text(argument)
     if not equals or not key or key.startswith("-"):
-        raise UserError(f"{shown} is not of the form key=a,b or key=0..3.")
+        raise UserError(f"{short_argument} is not of the form key=a,b or key=0..3.")
     parts = list(_split_values(text))
     match = _NUMBER_RANGE.fullmatch(parts[0])
     if len(parts) == 1 and match is not None and not _WHOLE_RANGE.fullmatch(parts[0]):
         low, high = map(float, match.groups())
         if not low < high or math.isinf(high - low):
-            raise UserError(f"The range {shown} is empty.", "write the lower number first.")
+            raise UserError(
+                f"The range {short_argument} is empty.", "write the lower number first."
+            )
         return Axis(key, range=(low, high))
     if len(parts) > 1 and not all(parts):
-        raise UserError(f"{shown} has an empty value.", "leave out the comma.")
+        raise UserError(f"{short_argument} has an empty value.", "leave out the comma.")
     values: dict[str, None] = {}
     for part in parts:
         if (match := _WHOLE_RANGE.fullmatch(part)) is None:
@@ -111,7 +113,9 @@ def _parse_axis(argument: str) -> Axis:
         # Both ends are included.
         first, last = map(int, match.groups())
         if not first <= last < first + MAX_RUNS:
-            message = f"The range {part} of {shown} has no number, or more than {MAX_RUNS}."
+            message = (
+                f"The range {part} of {short_argument} has no number, or more than {MAX_RUNS}."
+            )
             raise UserError(message)
         values |= dict.fromkeys(map(str, range(first, last + 1)))
     return Axis(key, list(values))
