@@ -40,7 +40,7 @@ BAR_CHARS = 30
     help="Write a PNG: images by class, or histograms of columns.",
 )
 @options.output_option("text", "json", "yaml")
-def data_command(path: str, label: str | None, pictures: Path | None, form: str) -> None:
+def data_command(path: str, label: str | None, pictures: Path | None, output_format: str) -> None:
     """Show what is in PATH, and the data block that reads it.
 
     PATH is a folder, a file or a pattern of images or of a table, here or in gs:// or s3://. All of
@@ -57,12 +57,12 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
                 "--label and --pictures apply to images and tables, not to a job; leave them out."
             )
         data = _inspect_data({}, _mixture_environ(Path(path)))
-        output.show_result(data, form, _describe_mixture(data))
+        output.show_result(data, output_format, _describe_mixture(data))
         return
     picture_file = None if pictures is None else str(pictures.absolute())
     request = {"path": path, "label": label, "pictures": picture_file}
     data = _inspect_data(request, {**os.environ, "JAX_PLATFORMS": "cpu"})
-    output.show_result(data, form, _describe_data(path, data))
+    output.show_result(data, output_format, _describe_data(path, data))
 
 
 def _inspect_data(request: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def prepare_command(
     volumes: tuple[str, ...],
     to: Path | None,
     resize: int | None,
-    form: str,
+    output_format: str,
 ) -> None:
     """Pack the data of JOB_FILE, once: text, images or a table.
 
@@ -211,7 +211,7 @@ def prepare_command(
         lines = [line for corpus in corpora for line in _describe_corpus(corpus)]
     else:
         lines = list(_describe_records(to, result))
-    output.show_result(result, form, lines)
+    output.show_result(result, output_format, lines)
 
 
 def _prepare_program(data: Source, to: Path | None, resize: int | None) -> tuple[str, ...]:

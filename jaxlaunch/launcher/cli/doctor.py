@@ -52,7 +52,7 @@ def doctor_command(
     context: str | None,
     queue: str | None,
     defaults_file: Path | None,
-    form: str,
+    output_format: str,
 ) -> int:
     """Check that the cluster can run JOB_FILE, or any job.
 
@@ -100,8 +100,8 @@ def doctor_command(
         )
         findings += checks.check_target(target)
     data = [finding.to_json() for finding in findings]
-    output.show_result(data, form, describe_findings(findings))
-    if form == "text":
+    output.show_result(data, output_format, describe_findings(findings))
+    if output_format == "text":
         output.show_messages(count_findings(findings))
     return exit_code(findings)
 

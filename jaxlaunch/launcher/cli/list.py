@@ -144,7 +144,7 @@ def list_command(
     all_namespaces: bool,
     context: str | None,
     location: str | None,
-    form: str | None,
+    output_format: str | None,
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
@@ -158,7 +158,7 @@ def list_command(
     if sweep is not None and (target := sweep.settings.get("cluster")) is not None:
         namespace, context = target["namespace"], target["context"]
         jobs, _, _ = _read_cluster_jobs(namespace, False, context, is_required=True)
-        _show_jobs([job for job in jobs if job.name in sweep.members], form)
+        _show_jobs([job for job in jobs if job.name in sweep.members], output_format)
         return
     folder, has_folder = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
     asks_cluster = (
@@ -177,9 +177,9 @@ def list_command(
         )
     if error is not None and not runs and not jobs:
         raise error
-    if runs or jobs or form in ("json", "yaml"):
+    if runs or jobs or output_format in ("json", "yaml"):
         with_namespace = all_namespaces or bool(runs and jobs)
-        _show_jobs([*runs, *jobs], form, with_namespace=with_namespace, home=folder)
+        _show_jobs([*runs, *jobs], output_format, with_namespace=with_namespace, home=folder)
     else:
         no_runs = "" if asks_cluster else f"There are no runs in the folder {folder}. "
         output.show_messages(f"{no_runs}{empty_message}".rstrip())
@@ -189,15 +189,15 @@ def list_command(
 
 def _show_jobs(
     jobs: Sequence[JobStatus],
-    form: str | None,
+    output_format: str | None,
     *,
     with_namespace: bool = False,
     home: Path | None = None,
 ) -> None:
-    if form in ("json", "yaml"):
-        output.show_data([job.to_json() for job in jobs], form)
+    if output_format in ("json", "yaml"):
+        output.show_data([job.to_json() for job in jobs], output_format)
     else:
-        table = _make_table(_group_rows(jobs, home), with_namespace, form == "wide")
+        table = _make_table(_group_rows(jobs, home), with_namespace, output_format == "wide")
         output.show_table(table, table[0].index("STATE"))
 
 

@@ -37,7 +37,12 @@ MAX_EXAMPLES = 5
 @click.option("--best", is_flag=True, help="The step that evaluated best: --step best.")
 @options.output_option("text", "json", "yaml")
 def eval_command(
-    run: str, keys: tuple[str, ...], step: programs.Step | None, best: bool, ema: bool, form: str
+    run: str,
+    keys: tuple[str, ...],
+    step: programs.Step | None,
+    best: bool,
+    ema: bool,
+    output_format: str,
 ) -> None:
     """Evaluate a checkpoint of RUN on its held-out data.
 
@@ -69,7 +74,7 @@ def eval_command(
             output.show_messages(f"{path} cannot be written: {error.strerror}")
     result_keys = ["step", "metrics", "examples", *["classification"] * (classes is not None)]
     data = {key: result[key] for key in result_keys}
-    output.show_result(data, form, _describe_evaluation(result))
+    output.show_result(data, output_format, _describe_evaluation(result))
 
 
 def _describe_evaluation(result: Mapping[str, Any]) -> Iterator[str]:
@@ -182,7 +187,7 @@ def predict_command(run: str, files: tuple[str, ...], **settings: Any) -> None:
 @options.run_argument
 @options.program_options(programs.Sample)
 @options.output_option("text", "json", "yaml")
-def sample_command(run: str, form: str, **settings: Any) -> None:
+def sample_command(run: str, output_format: str, **settings: Any) -> None:
     """Generate text with the model of RUN.
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a
@@ -199,20 +204,20 @@ def sample_command(run: str, form: str, **settings: Any) -> None:
         settings["step"] = step
     arguments = programs.json_arguments(programs.Sample(folder=folder, **settings))
     if settings["chat"]:
-        _show_conversation(arguments, form)
+        _show_conversation(arguments, output_format)
         return
     result: Mapping[str, Any] = {}
     module = "jaxlaunch.trainer.generate"
     for event in trainer_process.stream_program(module, *arguments, environ=os.environ):
         if "piece" not in event:
             result = event
-        elif form == "text":
+        elif output_format == "text":
             output.show_piece(event["piece"])
     output.show_messages(*result["notes"])
-    if form == "text":
+    if output_format == "text":
         _show_samples(result)
     else:
-        output.show_data({"step": result["step"], "samples": result["samples"]}, form)
+        output.show_data({"step": result["step"], "samples": result["samples"]}, output_format)
 
 
 def _check_prompt(settings: Mapping[str, Any]) -> None:
@@ -247,9 +252,9 @@ def _show_samples(result: Mapping[str, Any]) -> None:
     _show_speed(result)
 
 
-def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
+def _show_conversation(arguments: tuple[str, ...], output_format: str) -> None:
     """Print the model's answers as they are generated, or the conversation as data at its end."""
-    is_text, result = form == "text", dict[str, Any]()
+    is_text, result = output_format == "text", dict[str, Any]()
     for event in trainer_process.stream_program(
         "jaxlaunch.trainer.generate", *arguments, environ=os.environ, answer=_read_message
     ):
@@ -267,7 +272,7 @@ def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
         elif "messages" in event:
             result = event
     if not is_text:
-        output.show_data({"step": result["step"], "messages": result["messages"]}, form)
+        output.show_data({"step": result["step"], "messages": result["messages"]}, output_format)
     elif result["tokens"]:
         _show_speed(result)
 

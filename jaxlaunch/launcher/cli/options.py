@@ -141,17 +141,18 @@ location_options = _combine(
 )
 
 
-def output_option(*forms: str) -> Decorator:
-    """Return the option --output, as `form`. The first form is the default."""
-    text = f"The form of the output. [default: {forms[0]}]"
-    kind = click.Choice(forms)
-    return click.option("-o", "--output", "form", type=kind, default=forms[0], help=text)
+def output_option(*formats: str) -> Decorator:
+    """Return the option --output, as `output_format`. The first format is the default."""
+    text, choice = f"The form of the output. [default: {formats[0]}]", click.Choice(formats)
+    return click.option(
+        "-o", "--output", "output_format", type=choice, default=formats[0], help=text
+    )
 
 
 def screen_output_option(text: str) -> Decorator:
-    """Return the option --output, as `form`, which is None for the text that a person reads."""
+    """Return the option --output, as `output_format`, which is None for a person's screen."""
     kind = click.Choice(["json", "yaml", "wide"])
-    return click.option("-o", "--output", "form", type=kind, help=text)
+    return click.option("-o", "--output", "output_format", type=kind, help=text)
 
 
 # The option --from-volume, as `is_from_volume`.

@@ -57,20 +57,20 @@ def show_messages(*messages: str) -> None:
         _write_line(escape_controls(f"launcher: {message}"), is_result=False)
 
 
-def show_result(value: Any, form: str | None, lines: Iterable[str]) -> None:
-    """Write `value` as `json` or `yaml`, or `lines` for any other form."""
-    if form in ("json", "yaml"):
-        show_data(value, form)
+def show_result(value: Any, output_format: str | None, lines: Iterable[str]) -> None:
+    """Write `value` as `json` or `yaml`, or `lines` in any other format."""
+    if output_format in ("json", "yaml"):
+        show_data(value, output_format)
     else:
         show_lines(*lines)
 
 
-def show_data(value: Any, form: str) -> None:
+def show_data(value: Any, output_format: str) -> None:
     """Write plain data as `json` or `yaml`."""
     # Other encodings do not have all characters.
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
     text = _to_json(value, indent=2, ensure_ascii=not is_utf8)
-    if form == "yaml":
+    if output_format == "yaml":
         text = writer.render_document(json.loads(text)).removesuffix("\n")
     _write_line(text)
 
@@ -167,7 +167,7 @@ class Printer:
             _write_line(escape_except_colours(text))
 
 
-def _to_json(value: Any, **form: Any) -> str:
+def _to_json(value: Any, **options: Any) -> str:
     """Return JSON with all characters of CONTROL escaped."""
 
     def escape(match: re.Match[str]) -> str:
@@ -176,7 +176,7 @@ def _to_json(value: Any, **form: Any) -> str:
         # Characters beyond 16 bits become surrogate pairs.
         return json.dumps(match[0])[1:-1]
 
-    return CONTROL.sub(escape, json.dumps(value, **form))
+    return CONTROL.sub(escape, json.dumps(value, **options))
 
 
 def _write_line(line: str, *, is_result: bool = True) -> None:

@@ -70,7 +70,7 @@ def plan_command(
     sharding: bool,
     is_compiled: bool,
     price: float | None,
-    form: str,
+    output_format: str,
 ) -> int:
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
@@ -92,7 +92,7 @@ def plan_command(
         if is_compiled:
             _add_rates(job.spec, job.spec.train, shapes["compiled"], price)
     plan |= cluster_plan
-    output.show_result(plan, form, _describe_plan(job.spec, plan))
+    output.show_result(plan, output_format, _describe_plan(job.spec, plan))
     memory = plan["memory"]
     if memory is None:
         return 0
@@ -370,7 +370,7 @@ def tune_command(
     most: int,
     measure: bool,
     target: Path | None,
-    form: str,
+    output_format: str,
 ) -> None:
     """Find the fastest settings of JOB_FILE that fit its devices.
 
@@ -413,7 +413,7 @@ def tune_command(
     else:
         lines.append("The job's own settings are the best.")
     data = {"best": best, "overrides": changes, "tried": tried_candidates, "left": not_compiled}
-    output.show_result(data, form, lines)
+    output.show_result(data, output_format, lines)
 
 
 def _search_candidates(

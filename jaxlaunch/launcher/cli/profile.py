@@ -64,7 +64,7 @@ class Agent(NamedTuple):
 )
 @options.output_option("text", "json")
 def profile_command(
-    run: str, namespace: str | None, context: str | None, steps: int, form: str
+    run: str, namespace: str | None, context: str | None, steps: int, output_format: str
 ) -> None:
     """Profile the next steps of RUN.
 
@@ -73,8 +73,10 @@ def profile_command(
     folder. The job is not interrupted; the trace is written to its run folder.
     """
     answers = profile_agents(_find_agents(run, namespace, context), steps, output.show_messages)
-    if form == "json":
-        output.show_data({"ranks": {str(rank): answer for rank, answer in answers.items()}}, form)
+    if output_format == "json":
+        output.show_data(
+            {"ranks": {str(rank): answer for rank, answer in answers.items()}}, output_format
+        )
     else:
         output.show_lines(*_describe_profile(answers))
     if not any(answer["state"] == "done" for answer in answers.values()):

@@ -33,7 +33,7 @@ def status_command(
     context: str | None,
     location: str | None,
     is_from_volume: bool,
-    form: str | None,
+    output_format: str | None,
 ) -> None:
     """Show the state of job JOB_NAME, or of a run here.
 
@@ -45,7 +45,9 @@ def status_command(
         from jaxlaunch.launcher.cli.logs import read_volume_summary
 
         view = ClusterView(read_volume_summary(view.cluster, view.snapshot))
-    output.show_result(view.status.to_json(), form, describe_job(view, is_wide=form == "wide"))
+    output.show_result(
+        view.status.to_json(), output_format, describe_job(view, is_wide=output_format == "wide")
+    )
 
 
 def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
@@ -137,7 +139,11 @@ def _describe_checkpoint(status: JobStatus) -> str:
 @options.location_options
 @options.screen_output_option("The form of the output.")
 def explain_command(
-    name: str, namespace: str | None, context: str | None, location: str | None, form: str | None
+    name: str,
+    namespace: str | None,
+    context: str | None,
+    location: str | None,
+    output_format: str | None,
 ) -> int:
     """Explain why job JOB_NAME waits, what it does, or how it ended.
 
@@ -152,5 +158,5 @@ def explain_command(
         lines += ["", f"  next: {answer.next_move}"]
     if answer.see is not None:
         lines.append(f"  see: {answer.see}")
-    output.show_result(answer.to_json(), form, lines)
+    output.show_result(answer.to_json(), output_format, lines)
     return EXIT_NO_SUCH_JOB if answer.situation == "unknown" else 0

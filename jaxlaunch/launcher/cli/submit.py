@@ -82,7 +82,7 @@ def submit_command(
     timeout: str | None,
     replace: bool,
     force: bool,
-    form: str,
+    output_format: str,
 ) -> int:
     """Submit JOB_FILE to a cluster.
 
@@ -124,7 +124,7 @@ def submit_command(
         output.show_messages(f"interrupted: {submission.describe_existing()}")
         raise
     try:
-        _show_submitted(submitted, form)
+        _show_submitted(submitted, output_format)
         if not is_watching:
             return 0
         return _follow_to_end(cluster, submitted.jobset, is_following, limit_s)
@@ -175,13 +175,13 @@ def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
     return default_values
 
 
-def _show_submitted(submitted: SubmitResult, form: str) -> None:
+def _show_submitted(submitted: SubmitResult, output_format: str) -> None:
     metadata = submitted.jobset["metadata"]
-    if form == "name":
+    if output_format == "name":
         output.show_lines(f"{JOBSETS.qualified_name(metadata['name'])} {submitted.outcome}")
     else:
         own_metadata = {key: value for key, value in metadata.items() if key != "managedFields"}
-        output.show_data({**submitted.jobset, "metadata": own_metadata}, form)
+        output.show_data({**submitted.jobset, "metadata": own_metadata}, output_format)
     if submitted.outcome == "unchanged":
         fact = f"already submitted at {metadata['creationTimestamp']}"
         output.show_messages(f"{fact}: the same job is there and was not changed")

@@ -39,7 +39,7 @@ _SWEEP_KEYS = ("name", f"labels.{SWEEP_LABEL}")
 )
 @click.option(
     "--random",
-    "draws",
+    "draw_count",
     type=click.IntRange(1),
     metavar="N",
     help="Draw N combinations at random; allows ranges.",
@@ -47,7 +47,7 @@ _SWEEP_KEYS = ("name", f"labels.{SWEEP_LABEL}")
 @click.option("--seed", default=0, show_default=True, help="Seed for --random.")
 @click.option(
     "--max",
-    "most",
+    "limit",
     type=click.IntRange(1),
     metavar="N",
     help="Run only the first N of the combinations.",
@@ -97,11 +97,11 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
     draws N combinations, and a key may then have a range such as 1e-4..1e-1. If you repeat the
     command, it skips runs that are done and resumes those that were stopped or killed.
     """
-    axes, limit = grid.parse_axes(overrides), settings["most"]
-    if settings["draws"] is None:
+    axes, limit = grid.parse_axes(overrides), settings["limit"]
+    if settings["draw_count"] is None:
         points = grid.make_grid(axes, limit)
     else:
-        points = grid.draw_points(axes, settings["draws"], settings["seed"])[:limit]
+        points = grid.draw_points(axes, settings["draw_count"], settings["seed"])[:limit]
     base = jobs.load_job(job_file, points[0])
     name = settings["name"] or f"{base.name}-sweep"
     folder = (settings["run_dir"] or run_folders.RUNS_FOLDER / name).absolute()

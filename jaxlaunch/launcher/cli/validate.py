@@ -69,7 +69,7 @@ def init_command(name: str | None, kind: str) -> None:
 @click.command("validate")
 @options.job_arguments
 @options.output_option("text", "json", "yaml")
-def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
+def validate_command(job_file: Path, overrides: tuple[str, ...], output_format: str) -> None:
     """Check JOB_FILE, and show what it requests.
 
     The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100.
@@ -86,7 +86,7 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> N
     lines = itertools.chain(
         [f"{job_file}: ok"], describe_request(job), data, (f"note: {note}" for note in notes)
     )
-    output.show_result(summarize_job(job), form, lines)
+    output.show_result(summarize_job(job), output_format, lines)
 
 
 def summarize_job(job: JobSpec) -> dict[str, Any]:

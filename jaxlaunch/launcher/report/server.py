@@ -57,7 +57,7 @@ _HEADERS = {
 
 Headers = Sequence[tuple[str, str]]
 # Returns the rows of a cluster's jobs, and what could not be read.
-Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]
+JobsReader = Callable[[], tuple[list[dict[str, Any]], list[str]]]
 
 
 class PageServer(http.server.ThreadingHTTPServer):
@@ -190,7 +190,7 @@ class RunCatalog:
     Runs, sweeps and jobs are read again when the table is older than LIST_PERIOD_S.
     """
 
-    def __init__(self, folder: Path | None, read_jobs: Jobs | None) -> None:
+    def __init__(self, folder: Path | None, read_jobs: JobsReader | None) -> None:
         self._folder, self._read_jobs = folder, read_jobs
         self._lock = threading.Lock()
         self._table: tuple[float, dict[str, Path], dict[str, Any]] | None = None

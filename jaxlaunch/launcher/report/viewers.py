@@ -80,7 +80,7 @@ _FORM = (
 
 # Maps a token and a namespace to the rows of its jobs, and what could not be read. Raises
 # ClusterError.
-Jobs = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
+JobsReader = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
 
 
 class Refusal(NamedTuple):
@@ -159,7 +159,7 @@ class Server(PageServer):
     """
 
     def __init__(
-        self, read_jobs: Jobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
+        self, read_jobs: JobsReader, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
     ) -> None:
         self._read_jobs, self._namespaces = read_jobs, namespaces
         self.hosts = OWN_HOSTS | {host.lower() for host in hosts}
