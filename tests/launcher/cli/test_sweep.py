@@ -134,12 +134,12 @@ def test_as_many_runs_at_a_time_as_the_cpus_allow_and_one_on_gpus(
         assert result.code == 0, result.err
         assert plans[-1].parallel == parallel, accelerator
         member = SweepTable(tmp_path / "runs" / name).members[f"{name}-001"]
-        command = list(plans[-1].command(member))
+        command = list(plans[-1].make_command(member))
         assert ("--simulate" in command) is ("--simulate" in options)
         assert {"env.SEED=1", f"name={name}-001"} <= {*command}
     (tmp_path / "job.yaml").write_text(COMMAND.replace("train.py", "other.py"))
     with pytest.raises(UserError, match="job.yaml has changed since the sweep began"):
-        plans[-1].command(member)
+        plans[-1].make_command(member)
 
 
 def test_line_of_a_run_has_its_steps_metric_and_time_left(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_first_signal_stops_and_second_kills(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert find_holder(tmp_path) == Holder(os.getpid(), is_stopping=True)
-    assert sent == [signal.SIGTERM, signal.SIGKILL] and signals.received == 2
+    assert sent == [signal.SIGTERM, signal.SIGKILL] and signals.count == 2
     assert messages == [
         "saving and stopping; a second signal kills",
         "killing the agents and their processes",

@@ -240,7 +240,7 @@ def test_only_own_faults_are_printed(
 
     (row,), _ = _jobs()
     monkeypatch.setattr(
-        server.runs, "_jobs", lambda: ([row | {"step": {1}}], [])
+        server.runs, "_read_jobs", lambda: ([row | {"step": {1}}], [])
     )  # a row that is not JSON
     monkeypatch.setattr(server.runs, "_table", None)
     with pytest.raises(http.client.RemoteDisconnected):
