@@ -1,7 +1,7 @@
-"""The trainer process: reads the spec, joins the others, trains, and exits with a code.
+"""Entry point of a trainer process: reads the spec, joins the other processes, trains, and exits.
 
-Exceptions of the training become exit codes only here. The process exits by os._exit, because JAX's
-atexit barrier would delay the exit code by minutes.
+Exceptions become exit codes only here. The process ends with `os._exit`, because JAX's atexit
+barrier would delay the exit code by minutes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def main() -> NoReturn:
     # The agent's site hook has disabled garbage collection for the imports.
     gc.enable()
     stop = distributed.Stop()
-    fd = os.environ.get(contract.PROGRESS_FD)
-    report = Progress(int(fd) if fd else None)
+    progress_fd = os.environ.get(contract.PROGRESS_FD)
+    report = Progress(int(progress_fd) if progress_fd else None)
     report.report_hello()
     loop: Loop[Any] | None = None
     try:
@@ -61,15 +61,15 @@ def main() -> NoReturn:
         loop = build_loop(spec, task, RunContext.from_environ(), stop, report)
         loop.run()
         code = contract.DONE
-    except BaseException as raised:
-        error = to_user_error(raised)
+    except BaseException as exception:
+        error = to_user_error(exception)
         code = exit_code(error, has_stepped=loop is not None and loop.has_stepped)
         if loop is not None and not isinstance(error, Stopped):
             loop.end_saves()
         if (requested_code := requested_exit_code(error)) is not None:
             exit_process(requested_code, report)
         if (
-            fd
+            progress_fd
             and isinstance(error, TrainerError)
             and contract.outcome_for_code(code).is_user_fixable
         ):

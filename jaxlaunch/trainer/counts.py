@@ -1,8 +1,8 @@
-"""The counters of this process, which any part of the trainer may count.
+"""Counters of this process, which any part of the trainer may increment.
 
-A counter is a row of `contract.PROMETHEUS`. The export reads its total here, and a line of
-metrics.jsonl its increase where the row has a key. A worker process counts for itself; the process
-that asked it adds what each of its answers brings.
+Each counter is a row of `contract.PROMETHEUS`. The Prometheus exporter reads the totals, and
+metrics.jsonl records the increase of each counter whose row has a key. A worker process counts
+separately and sends its totals with each answer; the trainer adds them to its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Mapping
 
 from jaxlaunch.contract import PROMETHEUS
 
-Labels = tuple[str, ...]  # values of a metric's labels after `rank`, in its order
-Totals = Mapping[tuple[str, Labels], float]  # by the name of a row, and labels
+# Values of a metric's labels after `rank`, in the order of the row.
+Labels = tuple[str, ...]
+# Totals by the name of the row and the labels.
+Totals = Mapping[tuple[str, Labels], float]
 
 _ROWS = {row.name: row for row in PROMETHEUS if (row.exporter, row.type) == ("trainer", "counter")}
 _lock = threading.Lock()
@@ -22,26 +24,26 @@ _totals: defaultdict[tuple[str, Labels], float] = defaultdict(float)
 
 
 class Counter:
-    """The counter of this process for a row. Raises KeyError for a name without one."""
+    """A counter of this process. Raises KeyError if no row has its name."""
 
     def __init__(self, name: str) -> None:
         self._row = _ROWS[name]
 
     def add(self, amount: float = 1.0, *labels: str) -> None:
-        """Add `amount`, from any thread; 0 exports labels that have no count yet."""
+        """Add `amount`, from any thread. An amount of 0 adds the labels to the export."""
         assert len(labels) == len(self._row.labels) - 1, f"{self._row.name}: {self._row.labels}"
         add_totals({(self._row.name, labels): amount})
 
 
 def add_totals(totals: Totals) -> None:
-    """Add what another process has counted."""
+    """Add the totals of another process."""
     with _lock:
-        for cell, amount in totals.items():
-            _totals[cell] += amount
+        for key, amount in totals.items():
+            _totals[key] += amount
 
 
 def take_totals() -> Totals:
-    """Return what was counted since the last call, and count from zero."""
+    """Return the totals since the last call and reset them to zero."""
     with _lock:
         totals = dict(_totals)
         _totals.clear()
@@ -49,7 +51,7 @@ def take_totals() -> Totals:
 
 
 def read_totals() -> dict[str, dict[Labels, float]]:
-    """Return the totals of every row by labels, 0 for a row without labels and counts."""
+    """Return the totals of every row by labels. A row without labels starts at 0."""
     totals: dict[str, dict[Labels, float]] = {
         name: {(): 0.0} if len(row.labels) == 1 else {} for name, row in _ROWS.items()
     }
@@ -60,10 +62,10 @@ def read_totals() -> dict[str, dict[Labels, float]]:
 
 
 def keyed_totals() -> dict[str, float]:
-    """Return the totals that are not 0 by the key of their increase in metrics.jsonl."""
+    """Return the non-zero totals of the rows with a key, by their keys in metrics.jsonl."""
     return {
         row.key.format(**dict(zip(row.labels[1:], labels, strict=True))): total
-        for name, cells in read_totals().items()
-        for labels, total in cells.items()
+        for name, total_by_labels in read_totals().items()
+        for labels, total in total_by_labels.items()
         if total and (row := _ROWS[name]).key is not None
     }

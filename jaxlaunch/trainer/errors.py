@@ -1,6 +1,7 @@
-"""Errors that a person can fix, each with the exit code of the contract that it ends a run with.
+"""Errors that a user can fix, each with the exit code with which it ends a run.
 
-Any other exception is a bug, ours or the user's: 70 before the first step, 83 after it.
+Any other exception is a bug in this package or in user code: exit code 70 before the first step, 83
+after it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,21 +16,21 @@ def first_line(error: BaseException) -> str:
 
 
 def list_first(names: Iterable[str], max_names: int = 3) -> str:
-    """Return the first names of a list, and how many more there are."""
+    """Return the first names and the number of the others: `a, b, c and 2 more`."""
     names = list(names)
     more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
     return ", ".join(names[:max_names]) + more
 
 
-def pydantic_message(fault: Mapping[str, Any]) -> str:
-    """Return the message of a pydantic error without the prefix of a ValueError."""
-    return str(fault["msg"]).removeprefix("Value error, ")
+def pydantic_message(error: Mapping[str, Any]) -> str:
+    """Return the message of a pydantic error without its prefix `Value error, `."""
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 class TrainerError(Exception):
-    """What you can fix in a run or a call: the message says what is wrong, where, and what to do.
+    """An error that you can fix: the message says what is wrong, where, and what to do.
 
-    `code` is the exit code that it ends a job with: [exit codes](exit-codes.md).
+    `code` is the exit code of a job that it ends: [exit codes](exit-codes.md).
 
     **Example:**
 

@@ -1,11 +1,12 @@
 """Exports a checkpoint as a folder: `python -m jaxlaunch.trainer.export [FOLDER] --to DIR`.
 
-The folder is one of Hugging Face's, or, of the MLP of a table, one of our own form
-(huggingface/save).
+The result is a folder for Hugging Face, or for the MLP of a table a folder in this project's own
+format (huggingface/save).
 
 This is a separate process on the CPU: it uses no accelerator, and needs neither the data nor the
-code of the training, because a checkpoint records its model. FOLDER holds the checkpoints; without
-it, that of TRAIN_SPEC is used. It prints one JSON object and exits with a code of the contract.
+code of the training, because a checkpoint records its model. FOLDER contains the checkpoints; the
+default is the checkpoint folder of TRAIN_SPEC. It prints one JSON object and exits with a code of
+the contract.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a step of a checkpoint folder to the folder `to` and return a report.
 
-    Adapters are written as a peft folder, unless they are `merged` into their base model. That is
-    read from `base`, or from where the training read it.
+    Adapters are written as a peft folder, unless they are `merged` into their base model. The base
+    model is read from `base`, or else from its location in the training.
 
     Raises CheckpointError if no step is usable, SpecError if the model has no Hugging Face form or
     `to` exists.
@@ -100,10 +101,11 @@ def export(
             f"step {stored_step.step} holds a whole model, no adapters to be merged; leave "
             "--merged out"
         )
-    owner = f"step {stored_step.step} of {folder}"
-    turn_ends = _find_turn_ends(owner, extra_files, notes.append)
+    checkpoint = f"step {stored_step.step} of {folder}"
+    turn_ends = _find_turn_ends(checkpoint, extra_files, notes.append)
     if lora is not None and not merged:
-        # peft reads that of the base, which may not know the tokens of the chats.
+        # Without this file, peft would use that of the base model, which may not name the tokens
+        # that end a turn.
         generation = folders.render_generation_config(model.init_from, extra_files, turn_ends)
         extra_files[folders.GENERATION_FILE] = save.encode_json(generation)
         files = peft.write_adapters(to, model, lora, params, extra_files)
@@ -111,7 +113,7 @@ def export(
         return _summarize_export(stored_step, architecture, params, files, notes)
     if lora is not None:
         base_model = model if base is None else model.model_copy(update={"init_from": base})
-        params = merge_stored(base_model, lora, stored_step.meta.get("base"), params, owner)
+        params = merge_stored(base_model, lora, stored_step.meta.get("base"), params, checkpoint)
     if isinstance(model, ImageModel):
         extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
     files = save.save_model(
@@ -138,10 +140,10 @@ def _summarize_export(
 
 
 def _find_turn_ends(
-    owner: str, files: Mapping[str, bytes], note: Callable[[str], None]
+    checkpoint: str, files: Mapping[str, bytes], note: Callable[[str], None]
 ) -> tuple[int, ...]:
     try:
-        return read_turn_ends(f"the tokenizer of {owner}", files)
+        return read_turn_ends(f"the tokenizer of {checkpoint}", files)
     except SpecError as error:
         note(f"{folders.GENERATION_FILE} does not name the token that ends a turn: {error}")
         return ()

@@ -1,8 +1,9 @@
-"""Inspection of a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`.
+"""Inspects a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`.
 
 Prints one JSON object with the kind of data, its contents, and the data block that reads it. For
 images, the contents are classes, sizes, formats, broken files and duplicates; for a table, rows,
-columns and missing values. A picture shows images by class, or a histogram of each column.
+columns and missing values. On request it also draws images of each class, or a histogram of each
+column.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ from PIL import Image, ImageDraw
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources import mixture as sources
 from jaxlaunch.trainer.sources.images import build, listing, picture, proposal
 from jaxlaunch.trainer.sources.images.index import Index, join_path
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.images.source import CHECK_SIZE, index_images
+from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables import files as of_tables
+from jaxlaunch.trainer.sources.tables import files as table_files
 from jaxlaunch.trainer.sources.tables.features import MAX_TEXT_VALUES, column_numbers
 from jaxlaunch.trainer.sources.tables.files import Columns
-from jaxlaunch.trainer.spec import MLP, Images, Mixture, TrainSpec
+from jaxlaunch.trainer.spec import MLP, Images, TrainSpec
+from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
 def main() -> int:
-    """Print what is at the path of the argument and return the exit code."""
+    """Print a report on the data that the arguments name, and return the exit code."""
     arguments: dict[str, Any] = json.loads(sys.argv[1])
 
     def inspect_data() -> dict[str, Any]:
@@ -48,49 +50,49 @@ def main() -> int:
 
 
 def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
-    """Return the examples of each part of a mixture and its share. Raises DataError, SpecError."""
-    assert isinstance(spec.data, Mixture), "the launcher asks for no other"
+    """Return the size and the share of each part of a mixture. Raises DataError, SpecError."""
+    assert isinstance(spec.data, MixtureBlock), "the launcher inspects other data by its path"
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
-    assert isinstance(train, sources.Mixture), "a part has a weight"
+    assert isinstance(train, Mixture), "a part has a weight"
     eval_ranges = {} if held_out is None else held_out.evaluated_parts
-    counts = {"train": train.evaluated_parts, "eval": eval_ranges}
+    ranges_by_split = {"train": train.evaluated_parts, "eval": eval_ranges}
     epochs = train.epochs_by_part(len(train))
     total = sum(part.weight for part in spec.data.parts.values())
     parts = {
         name: {
             "source": part.source,
-            **{split: len(ranges.get(name, ())) for split, ranges in counts.items()},
+            **{split: len(ranges.get(name, ())) for split, ranges in ranges_by_split.items()},
             "share": part.weight / total,
             "epochs": epochs.get(name, 0.0),
         }
         for name, part in spec.data.parts.items()
     }
-    splits = {split: sum(map(len, ranges.values())) for split, ranges in counts.items()}
+    splits = {split: sum(map(len, ranges.values())) for split, ranges in ranges_by_split.items()}
     return {"kind": "mixture", "splits": splits, "parts": parts}
 
 
 def inspect_path(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
-    """Return a report on a path. Raises DataError for neither images nor tables."""
-    place = path if remote.is_remote(path) else os.path.abspath(path)
-    inspect = inspect_images if _holds_images(place) else inspect_table
-    return inspect(path, place, label, pictures)
+    """Return a report on images or a table. Raises DataError for other data."""
+    location = path if remote.is_remote(path) else os.path.abspath(path)
+    inspect = inspect_images if _holds_images(location) else inspect_table
+    return inspect(path, location, label, pictures)
 
 
-def _holds_images(place: str) -> bool:
-    """Return whether a path contains images, by the names of files or by the first file."""
-    if os.path.splitext(place)[1].lower() in (".npy", ".npz"):
+def _holds_images(location: str) -> bool:
+    """Return whether the files contain images, by their names or else by the first file."""
+    if os.path.splitext(location)[1].lower() in (".npy", ".npz"):
         return False
     try:
-        image_listing = listing.list_files(place, "train")
+        image_listing = listing.list_files(location, "train")
     except DataError:
         is_table = False
         with contextlib.suppress(DataError):
-            names = of_tables.find_tables(place, "train", "path")[0]
-            is_table = all(map(of_tables.is_table, names))
+            names = table_files.find_tables(location, "train", "path")[0]
+            is_table = all(map(table_files.is_table, names))
         if not is_table:
             raise DataError(
-                f"{place} holds neither images ({', '.join(picture.IMAGE_SUFFIXES)}, .tar) nor a "
-                f"table ({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of "
+                f"{location} holds neither images ({', '.join(picture.IMAGE_SUFFIXES)}, .tar) nor "
+                f"a table ({', '.join(table_files.ENDINGS)}); text is source: text, and a class of "
                 "yours source: torch"
             ) from None
         return False
@@ -101,10 +103,10 @@ def _holds_images(place: str) -> bool:
         row = next((row for _, row in build.read_rows(first)), {})
         names = [value.lower() for value in row.values() if isinstance(value, str)]
         return any(name.endswith(picture.IMAGE_SUFFIXES) for name in names)
-    return _has_bytes(first)
+    return _has_image_column(first)
 
 
-def _has_bytes(path: str) -> bool:
+def _has_image_column(path: str) -> bool:
     import pyarrow
     from pyarrow import parquet
 
@@ -116,17 +118,17 @@ def _has_bytes(path: str) -> bool:
             schema = files.arrow_batches(pyarrow.memory_map(local_path))[0]
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} is truncated or damaged: {error}") from None
-    return any(build.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
+    return any(build.holds_bytes(field.type) for field in schema)
 
 
-# Broken or duplicate files that are listed.
+# Number of broken or duplicate files in the report.
 SHOWN_FILES = 10
 
 
 class InspectedImage(NamedTuple):
-    """An inspected image: what is wrong with it, or its size and format; a digest of its bytes."""
+    """The size and format of an image, or its fault, and a digest of its bytes."""
 
-    wrong: str | None
+    fault: str | None
     size: tuple[int, int] | None
     format: str
     mode: str
@@ -134,14 +136,14 @@ class InspectedImage(NamedTuple):
 
 
 def inspect_images(
-    path: str, place: str, label: str | None, pictures: str | None
+    path: str, location: str, label: str | None, pictures: str | None
 ) -> dict[str, Any]:
     """Return a report on images and the data block that reads them. Raises DataError."""
-    data = Images(source="images", path=place, label=label)
-    train = index_images(data, place, "train", "path", None)
+    data = Images(source="images", path=location, label=label)
+    train = index_images(data, location, "train", "path", None)
     splits = {"train": train}
     if train.has_splits:
-        held_out = index_images(data, place, "eval", "path", train.classes or None)
+        held_out = index_images(data, location, "eval", "path", train.classes or None)
         splits |= {"eval": held_out} if len(held_out) else {}
     inspected = [
         (index, number, image)
@@ -149,18 +151,20 @@ def inspect_images(
         for number, image in enumerate(_read_images(index))
     ]
     broken = [
-        f"{index.locate_image(at)} {image.wrong}" for index, at, image in inspected if image.wrong
+        f"{index.locate_image(number)} {image.fault}"
+        for index, number, image in inspected
+        if image.fault
     ]
     sizes = np.array([image.size for *_, image in inspected if image.size])
     duplicates = _duplicate_images(inspected)
-    spread: dict[str, list[int]] = {}
+    size_range: dict[str, list[int]] = {}
     if len(sizes):
         sides = {"least": sizes.min(0), "median": np.median(sizes, axis=0), "most": sizes.max(0)}
-        spread = {name: list(map(int, size)) for name, size in sides.items()}
+        size_range = {name: list(map(int, size)) for name, size in sides.items()}
     classes = [*train.classes] or [str(number) for number in range(int(train.label_N.max()) + 1)]
     modes = {image.mode for *_, image in inspected if image.size}
-    proposed = proposal.propose_training(sizes, modes, len(train), len(classes))
-    block: dict[str, Any] = {"source": "images", "path": path, **proposed["data"]}
+    proposed_keys = proposal.propose_training(sizes, modes, len(train), len(classes))
+    block: dict[str, Any] = {"source": "images", "path": path, **proposed_keys["data"]}
     block |= {"label": label} if label else {}
     block |= {} if "eval" in splits else {"eval_split": 0.1}
     block |= {"on_broken": "skip"} if broken else {}
@@ -178,11 +182,11 @@ def inspect_images(
         "splits": {split: len(index) for split, index in splits.items()},
         "classes": {split: dict(zip(classes, row, strict=False)) for split, row in counts.items()},
         "formats": dict(formats.most_common()),
-        "sizes": spread,
+        "sizes": size_range,
         "left_out": train.left_out,
         "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
         "duplicates": {"count": len(duplicates), "first": duplicates[:SHOWN_FILES]},
-        **proposed,
+        **proposed_keys,
         "data": block,
     }
 
@@ -199,41 +203,45 @@ def _read_images(index: Index) -> Iterator[InspectedImage]:
         digest = hashlib.sha256(data).digest()[:16]
         try:
             picture = Picture(data)
-            size, described = picture.size, picture.format_and_mode
+            size, format_and_mode = picture.size, picture.format_and_mode
             picture.read_pixels(None, CHECK_SIZE)
         except BrokenImageError as error:
             return InspectedImage(str(error), None, "", "", digest)
-        return InspectedImage(None, size, *described, digest)
+        return InspectedImage(None, size, *format_and_mode, digest)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         yield from threads.map(read_image, range(len(index)))
 
 
 def _duplicate_images(inspected: list[tuple[Index, int, InspectedImage]]) -> list[str]:
-    first: dict[bytes, tuple[Index, int]] = {}
+    first_by_digest: dict[bytes, tuple[Index, int]] = {}
     duplicates = []
     for index, number, image in inspected:
-        if image.digest and not image.wrong:
-            other, at = first.setdefault(image.digest, (index, number))
-            if other is not index or at != number:
-                duplicates.append(f"{index.locate_image(number)} is {other.locate_image(at)}")
+        if image.digest and not image.fault:
+            first_index, first_number = first_by_digest.setdefault(image.digest, (index, number))
+            if first_index is not index or first_number != number:
+                original = first_index.locate_image(first_number)
+                duplicates.append(f"{index.locate_image(number)} is {original}")
     return duplicates
 
 
+# A label with more different numbers is a target of regression.
 MAX_LABELS = 100
-# Largest number of weights of the first layer of a proposed MLP, and its smallest width.
+# Largest number of weights in the first layer of a proposed MLP, and its smallest width.
 MAX_FIRST_WEIGHTS, MIN_WIDTH = 2**22, 16
-# Values of a column that are listed.
+# Number of values of a column in the report.
 SHOWN_VALUES = 20
 
 
-def inspect_table(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
+def inspect_table(
+    path: str, location: str, label: str | None, pictures: str | None
+) -> dict[str, Any]:
     """Return a report on a table and the data block that reads it. Raises DataError."""
-    paths, has_splits = of_tables.find_tables(place, "train", "path")
-    table = of_tables.read_tables(paths)
+    paths, has_splits = table_files.find_tables(location, "train", "path")
+    table = table_files.read_tables(paths)
     splits = {"train": len(table)}
-    if has_splits and (held_out_paths := of_tables.find_tables(place, "eval", "path")[0]):
-        splits["eval"] = len(of_tables.read_tables(held_out_paths))
+    if has_splits and (held_out_paths := table_files.find_tables(location, "eval", "path")[0]):
+        splits["eval"] = len(table_files.read_tables(held_out_paths))
     columns = {name: _describe_column(table, name) for name in [*table.values, *table.unusable]}
     label = label or next((name for name in build.LABEL_NAMES if name in table.values), None)
     label = label or [*table.values][-1]
@@ -266,7 +274,7 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
 
 
 def _limit_width(columns: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the width of an MLP for so many inputs that the default one would be too wide."""
+    """Return a smaller width for the MLP if its first layer would have too many weights."""
     inputs = sum(
         column["different"] if column["kind"] == "texts" else math.prod(column.get("shape", ()))
         for column in columns
@@ -288,20 +296,24 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
         texts = ("" if value is None else str(value) for value in table.values[name])
         counts = collections.Counter(texts)
         missing = counts.pop("", 0)
-        about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
+        description: dict[str, Any] = {
+            "kind": "texts",
+            "missing": missing,
+            "different": len(counts),
+        }
         if len(counts) > MAX_TEXT_VALUES:
-            return about | {"refused": f"has {len(counts)} different texts"}
-        return about | {"values": dict(counts.most_common(SHOWN_VALUES))}
+            return description | {"refused": f"has {len(counts)} different texts"}
+        return description | {"values": dict(counts.most_common(SHOWN_VALUES))}
     finite_numbers, values = numbers[np.isfinite(numbers)], table.values[name]
     missing = int(len(numbers) - np.isfinite(numbers).all(1).sum())
-    about = {
+    description = {
         "kind": "numbers" if values.dtype.kind == "O" else str(values.dtype),
         "missing": missing,
     }
-    about |= {"shape": list(values.shape[1:])} if values.ndim > 1 else {}
+    description |= {"shape": list(values.shape[1:])} if values.ndim > 1 else {}
     if not len(finite_numbers):
-        return about | {"refused": "has no value"}
-    return about | {
+        return description | {"refused": "has no value"}
+    return description | {
         "least": float(finite_numbers.min()),
         "mean": float(finite_numbers.mean()),
         "most": float(finite_numbers.max()),
@@ -309,12 +321,12 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
 
 
 def _detect_target(
-    table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]
+    table: Columns, label: str, label_description: dict[str, Any], block: dict[str, Any]
 ) -> tuple[str, int]:
-    """Return the kind of target and the number of outputs, and add classes to the block."""
+    """Return the kind of target and the number of outputs, and add the classes to `block`."""
     numbers = column_numbers(table, label)
     if numbers is None:
-        return "class", about["different"]
+        return "class", label_description["different"]
     finite_numbers = numbers[np.isfinite(numbers)]
     distinct_labels = np.unique(finite_numbers)
     classes = table.classes.get(label)
@@ -328,27 +340,29 @@ def _detect_target(
     return "class", len(distinct_labels)
 
 
-IMAGE_SIDE, GAP, TEXT_HEIGHT = 96, 4, 14  # pixels
-SHEET_CLASSES, SHEET_IMAGES = 20, 10  # of a sheet
+# Sizes in a picture, in pixels.
+IMAGE_SIDE, GAP, TEXT_HEIGHT = 96, 4, 14
+HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT = 200, 80
+# Number of classes, which are rows of a picture, and of images of each.
+SHEET_CLASSES, SHEET_IMAGES = 20, 10
 MAX_COLUMNS, HISTOGRAMS_PER_ROW, BINS = 24, 4, 24
-HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT = 200, 80  # of a histogram
 BACKGROUND_COLOR, TEXT_COLOR, BAR_COLOR = (255, 255, 255), (40, 40, 40), (63, 81, 181)
 
 
 def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
     """Write a PNG with a row of images for each of the first classes. Raises DataError."""
-    shown = classes[:SHEET_CLASSES]
-    row = IMAGE_SIDE + TEXT_HEIGHT + GAP
-    size = (SHEET_IMAGES * (IMAGE_SIDE + GAP) + GAP, len(shown) * row + GAP)
+    shown_classes = classes[:SHEET_CLASSES]
+    row_height = IMAGE_SIDE + TEXT_HEIGHT + GAP
+    size = (SHEET_IMAGES * (IMAGE_SIDE + GAP) + GAP, len(shown_classes) * row_height + GAP)
     sheet = Image.new("RGB", size, BACKGROUND_COLOR)
     draw = ImageDraw.Draw(sheet)
-    for number, name in enumerate(shown):
-        _draw_text(draw, (GAP, number * row + GAP // 2), name)
-        indices = np.flatnonzero(index.label_N == number)
-        chosen = indices[:: max(1, len(indices) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()
-        for column, image in enumerate(chosen):
+    for number, name in enumerate(shown_classes):
+        _draw_text(draw, (GAP, number * row_height + GAP // 2), name)
+        members = np.flatnonzero(index.label_N == number)
+        images = members[:: max(1, len(members) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()
+        for column, image in enumerate(images):
             left = GAP + column * (IMAGE_SIDE + GAP)
-            top = number * row + TEXT_HEIGHT + GAP
+            top = number * row_height + TEXT_HEIGHT + GAP
             try:
                 picture = Picture(index.read_image(image))
                 scale = IMAGE_SIDE / max(picture.size)
@@ -365,13 +379,13 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
 
 def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
     """Write a PNG with histograms of the first columns and of the last. Raises DataError."""
-    shown = [*names[: MAX_COLUMNS - 1], *names[MAX_COLUMNS - 1 :][-1:]]
-    rows = -(-len(shown) // HISTOGRAMS_PER_ROW)
+    shown_names = [*names[: MAX_COLUMNS - 1], *names[MAX_COLUMNS - 1 :][-1:]]
+    rows = -(-len(shown_names) // HISTOGRAMS_PER_ROW)
     cell_width, cell_height = HISTOGRAM_WIDTH + GAP, HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP
     size = HISTOGRAMS_PER_ROW * cell_width + GAP, rows * cell_height + GAP
     sheet = Image.new("RGB", size, BACKGROUND_COLOR)
     draw = ImageDraw.Draw(sheet)
-    for number, name in enumerate(shown):
+    for number, name in enumerate(shown_names):
         left_edge = GAP + number % HISTOGRAMS_PER_ROW * cell_width
         top_edge = GAP + number // HISTOGRAMS_PER_ROW * cell_height
         counts, least, most = _count_values(table, name)
@@ -379,10 +393,8 @@ def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
         bottom = top_edge + TEXT_HEIGHT + HISTOGRAM_HEIGHT
         width = HISTOGRAM_WIDTH / max(len(counts), 1)
         for bin_index, count in enumerate(counts):
-            bar_left, bar_height = (
-                left_edge + bin_index * width,
-                HISTOGRAM_HEIGHT * count / max(counts),
-            )
+            bar_left = left_edge + bin_index * width
+            bar_height = HISTOGRAM_HEIGHT * count / max(counts)
             bar = (bar_left, bottom - bar_height, bar_left + width - 1, bottom)
             draw.rectangle(bar, fill=BAR_COLOR)
         _draw_text(draw, (left_edge, bottom + 1), f"{least} to {most}"[:32])
@@ -400,8 +412,8 @@ def _count_values(table: Columns, name: str) -> tuple[list[int], str, str]:
     return bin_counts.tolist(), f"{edges[0]:g}", f"{edges[-1]:g}"
 
 
-def _draw_text(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str) -> None:
-    draw.text(place, text.encode("ascii", "replace").decode(), fill=TEXT_COLOR)
+def _draw_text(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str) -> None:
+    draw.text(corner, text.encode("ascii", "replace").decode(), fill=TEXT_COLOR)
 
 
 def _save_picture(sheet: Image.Image, path: str) -> None:

@@ -1,7 +1,8 @@
-"""Memory and sharding of a training before it runs: `python -m jaxlaunch.trainer.plan`.
+"""Plans the memory and sharding of a training: `python -m jaxlaunch.trainer.plan`.
 
-A process of its own, because the launcher never imports jax: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in,
-one JSON object on stdout. Exits with 64 or 65 where the spec or the data is wrong.
+This is a separate process, because the launcher never imports jax. It reads TRAIN_SPEC and
+JAX_NUM_CPU_DEVICES, and prints one JSON object. It exits with 64 or 65 if the spec or the data is
+wrong.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
 
-# Stands for the steps of a run whose epochs have an unknown length.
+# Number of steps of a plan if the length of the epochs is unknown.
 UNKNOWN_STEPS = 10**9
-# Pixels of a side, if the model accepts any size and the data is not available.
+# Side of an image in pixels, if the model accepts any size and the data is not available.
 DEFAULT_IMAGE_SIDE = 224
 
 
@@ -120,7 +121,7 @@ class Plan:
         self.spec, self.task = availability.resolve_for_plan(spec, accelerator), task
         self.mesh = mesh.build_mesh(spec.mesh)
         source = _open_source(spec, task)
-        self.total = spec.total_steps(len(source))
+        self.total_steps = spec.total_steps(len(source))
         self.example = _abstract_example(task, source)
         self.step = self._build_step(spec.remat)
 
@@ -131,8 +132,8 @@ class Plan:
         forward, trained = self.step.forward_jaxpr(batch), self.step.trained_count
         batch_bytes = memory.total_bytes(batch) // mesh.count_shards(self.mesh)
         plan: dict[str, Any] = {
-            "parameters": count_numbers(state.params),
-            "trained": count_numbers(builder.trained_params(state.params)),
+            "parameters": count_parameters(state.params),
+            "trained": count_parameters(builder.trained_params(state.params)),
             "arrays": len(state.params),
             "checkpoint": memory.total_bytes(builder.to_tree(state)),
             "flops_per_step": flops.train_step_flops(forward, trained=trained),
@@ -149,29 +150,33 @@ class Plan:
         return plan
 
     def state_bytes(self) -> dict[str, int]:
-        """Return bytes of state and gradients per device; micro-batches have two gradients."""
+        """Return the bytes of state and gradients per device.
+
+        With micro-batches there are two gradients: of one micro-batch, and their sum.
+        """
         state = self.step.abstract
         trained = self.step.builder.trained_params(state.params)
         sizes = [memory.bytes_per_device(leaf) // leaf.dtype.itemsize for leaf in trained.values()]
-        summed = 4 * sum(sizes)
-        fresh = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
+        # Gradients are summed in float32. Those of a micro-batch have the dtype of the parameters.
+        sum_bytes = 4 * sum(sizes)
+        micro_batch_bytes = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
         return {
             "parameters": memory.bytes_per_device(state.params),
-            "gradients": summed + fresh,
+            "gradients": sum_bytes + micro_batch_bytes,
             "optimizer": memory.bytes_per_device(state.opt),
             "average": memory.bytes_per_device(state.ema),
             "other": memory.bytes_per_device((state.buffers, state.scale, state.step)),
         }
 
     def _activation_bytes(self) -> dict[str, Range]:
-        """Return bytes of residuals per device: as requested, and with `none` and `full`.
+        """Return bytes of residuals per device: for the job's `remat`, and for `none` and `full`.
 
         While a layer is recomputed, all of its residuals are in memory.
         """
         none, full = self._residuals_per_device("none"), self._residuals_per_device("full")
         remat, layers = self.spec.remat, model_sizes(self.spec.model).layers
-        computed = {"none": none, "full": full}
-        requested = computed.get(str(remat)) or self._residuals_per_device(remat)
+        range_by_remat = {"none": none, "full": full}
+        requested = range_by_remat.get(str(remat)) or self._residuals_per_device(remat)
 
         def add_recomputed_layer(residuals: Range) -> Range:
             pairs = zip(none, residuals, strict=True)
@@ -188,7 +193,7 @@ class Plan:
         return self.step.count_flops(_abstract_batch(self.example, self.spec.batch))
 
     def residual_bytes(self, remat: Remat) -> tuple[int, int]:
-        """Return the bytes that the backward pass of a micro-batch reads, and of twice the rows."""
+        """Return the bytes that a backward pass reads, for a micro-batch and for twice its rows."""
         step, rows = self._build_step(remat), self.spec.batch // self.spec.accumulate
         batch, double_batch = (_abstract_batch(self.example, count) for count in (rows, 2 * rows))
         return step.residual_bytes(batch), step.residual_bytes(double_batch)
@@ -199,7 +204,8 @@ class Plan:
         return memory.residuals_per_device(*sizes, shards, shape["fsdp"], shape["mp"])
 
     def _build_step(self, remat: Remat) -> Step:
-        return Step(self.task, self.spec.model_copy(update={"remat": remat}), self.mesh, self.total)
+        spec = self.spec.model_copy(update={"remat": remat})
+        return Step(self.task, spec, self.mesh, self.total_steps)
 
 
 def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTimeCompiler:
@@ -216,8 +222,8 @@ def _open_source(spec: TrainSpec, task: Task) -> Source:
     return source
 
 
-def count_numbers(params: Any) -> int:
-    """Return the number of numbers in the arrays of a tree."""
+def count_parameters(params: Any) -> int:
+    """Return the total size of the arrays of a tree."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -238,14 +244,14 @@ def _abstract_example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtype
 
 def _describe_sharding(name: str, step: Step) -> dict[str, Any]:
     leaf, axes = step.abstract.params[name], step.builder.axes[name]
-    split: list[Any] = [*leaf.sharding.spec, *[None] * (leaf.ndim - len(leaf.sharding.spec))]
-    front = ["layers"] * (leaf.ndim - len(axes)) if axes else [None] * leaf.ndim
+    mesh_axes: list[Any] = [*leaf.sharding.spec, *[None] * (leaf.ndim - len(leaf.sharding.spec))]
+    stacked_axes = ["layers"] * (leaf.ndim - len(axes)) if axes else [None] * leaf.ndim
     return {
         "name": name,
         "shape": list(leaf.shape),
         "dtype": leaf.dtype.name,
-        "axes": [*front, *(axes or ())],
-        "split": [[entry] if isinstance(entry, str) else list(entry or ()) for entry in split],
+        "axes": [*stacked_axes, *(axes or ())],
+        "split": [[entry] if isinstance(entry, str) else list(entry or ()) for entry in mesh_axes],
         "bytes": memory.bytes_per_device(leaf),
     }
 

@@ -28,7 +28,7 @@ batch, or of a micro-batch with `train.accumulate`."""
 
 
 class Loss(NamedTuple):
-    """What a task's `loss` returns: sums, so that micro-batches and devices add up to one mean.
+    """The result of a task's `loss`: sums, so that micro-batches and devices add up to one mean.
 
     - `sum`: the loss summed over the batch, a float32 scalar.
     - `weight`: the divisor of `sum`, such as the number of examples or of targets, a float32
@@ -190,12 +190,12 @@ REQUIRED_NAMES = tuple(method.__name__ for method in REQUIRED_METHODS)
 
 
 def task_class(name: str, candidate: object) -> type[Task]:
-    """Return the class `candidate`, to which `train.task: name` refers, as a subclass of Task.
+    """Return `candidate`, the object named by `train.task: name`, as a subclass of Task.
 
-    A class with the methods of a task that does not inherit from Task gets the optional methods.
+    A class that has the required methods without inheriting from Task gets the optional methods.
 
     Raises:
-        SpecError: It is not a class of tasks.
+        SpecError: The object is not a class of tasks.
     """
     if not isinstance(candidate, type):
         raise SpecError(
@@ -222,16 +222,19 @@ def task_class(name: str, candidate: object) -> type[Task]:
 
 
 def _with_optional_methods(task_like: type) -> type[Task]:
-    # Errors name the file of the task's class, which inspect finds by these attributes, the last of
-    # which is of Python 3.13.
-    keys = ("__module__", "__qualname__", "__doc__", "__firstlineno__")
-    origin = {key: getattr(task_like, key) for key in keys if hasattr(task_like, key)}
-    bases = (task_like, Task)
-    return types.new_class(task_like.__name__, bases, exec_body=lambda names: names.update(origin))
+    # Errors name the file of the class, which `inspect` finds by these attributes. Python 3.13
+    # added __firstlineno__.
+    names = ("__module__", "__qualname__", "__doc__", "__firstlineno__")
+    attributes = {name: getattr(task_like, name) for name in names if hasattr(task_like, name)}
+
+    def copy_attributes(namespace: dict[str, Any]) -> None:
+        namespace.update(attributes)
+
+    return types.new_class(task_like.__name__, (task_like, Task), exec_body=copy_attributes)
 
 
 def make_task(name: str, task_type: type[Task]) -> Task:
-    """Return a task of this class, named `train.task: name`. Raises SpecError for arguments."""
+    """Create the task `train.task: name`. Raises SpecError if its class requires arguments."""
     try:
         inspect.signature(task_type).bind()
     except TypeError as error:
@@ -253,7 +256,7 @@ def checked_model(name: str, model: Any) -> nnx.Module:
 
 
 def check_arrays(name: str, model: nnx.Module) -> None:
-    """Raise SpecError if a model has no parameters, integer ones, or arrays of no nnx.Variable."""
+    """Raise SpecError unless a model has parameters of floats, and only arrays in nnx.Variables."""
     leaves = jax.tree_util.tree_leaves_with_path(
         nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
     )
@@ -281,8 +284,8 @@ def check_arrays(name: str, model: nnx.Module) -> None:
 def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
     """Return `source` of the task of `spec` as a DataSource.
 
-    Raises SpecError if it is neither None nor a Source, or if the processes of `data.workers` do
-    not read it.
+    Raises SpecError if it is neither None nor a Source, or if the worker processes of
+    `data.workers` cannot read it.
     """
     if source is None:
         return None
@@ -301,7 +304,7 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
 
 
 def checked_loss(name: str, loss: Any) -> Loss | Array:
-    """Return `loss` of the task `name`. Raises SpecError for other than scalars."""
+    """Return `loss` of the task `name`. Raises SpecError unless it is a scalar or a valid Loss."""
     if not isinstance(loss, Loss):
         if isinstance(loss, tuple):
             hint = "metrics go into jaxlaunch.Loss(sum, weight, {name: (sum, weight)})"
@@ -320,7 +323,7 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
         kind = user_code.describe_kind(loss.metrics)
         raise SpecError(f"{name}: Loss.metrics is {kind}, not a dict {{name: (sum, weight)}}")
     for metric, pair in loss.metrics.items():
-        _check_name(name, metric)
+        _check_metric_name(name, metric)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             description = _describe_value(pair)
             raise SpecError(f"{name}: metric {metric!r} is {description}, not a pair (sum, weight)")
@@ -335,7 +338,10 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
 
 
 def checked_logits(model: Any, logits: Any, label: Array) -> Array:
-    """Return `logits` [..., V] of a user's model for labels [...]. Raises SpecError for others."""
+    """Return the `logits` [..., V] of a user's model for `label` [...].
+
+    Raises SpecError for other shapes and types.
+    """
     user_model = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
     is_float = is_array and jnp.issubdtype(logits.dtype, jnp.floating)
@@ -353,8 +359,8 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
         )
 
 
-def _check_name(name: str, metric: Any) -> None:
-    """Refuse names of metrics that are not text or that the trainer's own records use."""
+def _check_metric_name(name: str, metric: Any) -> None:
+    """Raise SpecError for a name that is not text or that the trainer's own records use."""
     if not isinstance(metric, str):
         kind = user_code.describe_kind(metric)
         raise SpecError(f"{name}: the name of metric {metric!r} is {kind}, not text")

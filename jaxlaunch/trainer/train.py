@@ -1,4 +1,4 @@
-"""The built-in training, which connects a `train` block and its task to the loop."""
+"""The built-in training, which connects the `train` block and its task to the training loop."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ BatchLike = Mapping[str, Any]
 
 
 def build_loop(
-    spec: TrainSpec, task: Task, place: RunContext, stop: Stop, progress: Progress
+    spec: TrainSpec, task: Task, context: RunContext, stop: Stop, progress: Progress
 ) -> Loop[TrainState]:
     """Return the loop that trains as `spec` specifies. Raises a TrainerError if a check fails."""
-    return Loop(BuiltInTraining(spec, task, place, progress), place, stop, progress)
+    return Loop(BuiltInTraining(spec, task, context, progress), context, stop, progress)
 
 
-class HeldOut:
+class Evaluator:
     """The evaluations of a training: held-out set, samples, and pictures of the task.
 
     Attributes:
@@ -65,10 +65,10 @@ class HeldOut:
         task: Task,
         step: Step,
         batches: Evaluation | None,
-        place: RunContext,
+        context: RunContext,
         baselines: Mapping[str, float],
     ) -> None:
-        self._spec, self._task, self._step, self._run_dir = spec, task, step, place.run_dir
+        self._spec, self._task, self._step, self._run_dir = spec, task, step, context.run_dir
         self.batches, self._baselines = batches, baselines
         prompts = spec.eval.samples
         self._samples = None if prompts is None else TrainingSamples(spec, prompts, step.mesh)
@@ -78,11 +78,11 @@ class HeldOut:
 
     @property
     def has_work(self) -> bool:
-        """True if there is anything to evaluate, to sample or to show."""
+        """True if there is a held-out set, a prompt to sample from, or a picture to draw."""
         return any(part is not None for part in (self.batches, self._samples, self._pictures))
 
     def first_batch(self) -> BatchLike | None:
-        """Return the first batch on the devices. Raises SpecError if it lacks a watched metric."""
+        """Return the first batch on the devices. Raises SpecError if it has no watched metric."""
         if self.batches is None:
             return None
         with contextlib.closing(self.batches.iterate(self._step.put_batch)) as batches:
@@ -107,9 +107,10 @@ class HeldOut:
     def evaluate(
         self, state: TrainState, between: Callable[[], None], note: Callable[[str], None]
     ) -> dict[str, float]:
-        """Return the means over the held-out set, each example counted once, and of baselines.
+        """Return the means over the held-out set, each example counted once, and the baselines.
 
-        The results by class are written to the run folder for the page of the run.
+        The results by class are written to the run folder, for the web page of the run. `between`
+        is called before each batch.
         """
         if self.batches is None:
             return {}
@@ -124,15 +125,15 @@ class HeldOut:
             means.add(part, jax.device_get(sums))
             if classes is not None:
                 outputs, weight_B = jax.device_get(outputs_and_weights)
-                classes.add_batch(outputs, weight_B, self.batches.example_indexes(number))
+                classes.add_batch(outputs, weight_B, self.batches.example_indices(number))
         if classes is not None and self._run_dir is not None:
             names = (self.inputs or {}).get("classes", ())
             record = classes.to_record(names, self.batches.source.locate_example)
-            about = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
+            weights = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
             path = Path(self._run_dir) / contract.CLASSIFICATION
             try:
                 with atomic_file.open_draft(path) as draft:
-                    draft.write_text(json.dumps(about | record))
+                    draft.write_text(json.dumps(weights | record))
             except OSError as error:
                 note(f"{path} cannot be written: {error.strerror or error}")
         return {**means.compute_means(), **self._baselines}
@@ -149,35 +150,34 @@ class BuiltInTraining(Training[TrainState]):
 
     repeats_last_evaluation = True
 
-    def __init__(self, spec: TrainSpec, task: Task, place: RunContext, progress: Progress) -> None:
+    def __init__(self, spec: TrainSpec, task: Task, context: RunContext, progress: Progress) -> None:
         super().__init__(progress)
         # The cheapest checks come first: keys before the data is opened, and both before a model is
         # built.
         preflight.check_mesh(spec)
-        self.spec, self.place = spec, place
-        self.folder = place.checkpoint_path(spec)
+        self.spec, self.context = spec, context
+        self.folder = context.checkpoint_path(spec)
         storage.check_writable(self.folder)
         preflight.check_cache(spec)
         if spec.compile_cache == AUTO:
-            compile_cache.install_cache(place.run_folder, self.note)
-        opened = {split: task.source(spec, split) for split in SPLITS}
+            compile_cache.install_cache(context.run_folder, self.note)
+        task_sources = {split: task.source(spec, split) for split in SPLITS}
         with user_code.append_place(type(task).source):
-            train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
+            train_set, eval_set = (checked_source(spec, task_sources[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
+        sources = {"train": train_set} | ({} if eval_set is None else {"eval": eval_set})
         # Hosts must read the same files. The fingerprint of a user's own source may differ between
         # hosts.
-        sets = {"train": train_set, "eval": eval_set}
-        built_in = {key: data for key, data in sets.items() if data is not None}
-        built_in = {key: data for key, data in built_in.items() if not data.is_of_user}
-        check_same_data({key: data.fingerprint() for key, data in built_in.items()})
-        for data in filter(None, sets.values()):
-            for data_note in data.notes:
-                self.note(f"train.data: {data_note}")
+        built_in = {split: source for split, source in sources.items() if not source.is_of_user}
+        check_same_data({split: source.fingerprint() for split, source in built_in.items()})
+        for source in sources.values():
+            for source_note in source.notes:
+                self.note(f"train.data: {source_note}")
         devices = mesh.build_mesh(spec.mesh, note=self.note)
         # This process reads only these rows of each batch.
         rows = mesh.process_rows(devices, spec.batch)
-        reading: dict[str, Any] = {
+        reader_options: dict[str, Any] = {
             "batch": spec.batch,
             "rows": rows,
             "seed": spec.seed,
@@ -187,11 +187,13 @@ class BuiltInTraining(Training[TrainState]):
         }
         shuffle, prefetch = spec.data.shuffle, spec.data.prefetch
         self.pipeline = Pipeline(
-            train_set, task.example, shuffle=shuffle, prefetch=prefetch, **reading
+            train_set, task.example, shuffle=shuffle, prefetch=prefetch, **reader_options
         )
         evaluation = None
         if eval_set is not None and len(eval_set):
-            evaluation = Evaluation(eval_set, task.example, batches=spec.eval.batches, **reading)
+            evaluation = Evaluation(
+                eval_set, task.example, batches=spec.eval.batches, **reader_options
+            )
         if evaluation is None:
             preflight.check_watched_metrics(spec, None)
         total_steps = spec.total_steps(len(train_set))
@@ -203,9 +205,9 @@ class BuiltInTraining(Training[TrainState]):
             notes.append(config_json.describe_refusal(spec.model))
         for note in filter(None, notes):
             self.note(note)
-        means = train_set.baseline_metrics(eval_set) if jax.process_index() == 0 else {}
-        self.held_out = HeldOut(spec, task, self.step, evaluation, place, means)
-        self.has_evaluation = self.held_out.has_work
+        baselines = train_set.baseline_metrics(eval_set) if jax.process_index() == 0 else {}
+        self._evaluator = Evaluator(spec, task, self.step, evaluation, context, baselines)
+        self.has_evaluation = self._evaluator.has_work
         self.settings = Settings(
             steps=total_steps,
             log_every=spec.log_every,
@@ -219,20 +221,20 @@ class BuiltInTraining(Training[TrainState]):
         )
         tokens = self.pipeline.array_specs.get("tokens")
         self.metrics = self.open_metrics(
-            place,
+            context,
             spec.batch,
-            # Otherwise the loss is not a sum over the targets of a row.
+            # Only rows of tokens have a loss that is summed over targets.
             has_targets=tokens is not None and len(tokens.shape) == 1,
             dataset_examples=len(train_set),
             epochs=train_set.epochs_by_part,
         )
         attention = self.step.attention_implementation
         self._record = resume.training_record(spec, attention, total_steps, eval_set)
-        # The values that must not change when a run resumes.
+        # Values that must not change when a run resumes.
         self._conditions = resume_conditions(spec, train_set)
         # The log of the examples of each step, if the job requests it.
-        self._trace: ExampleLog | None = None
-        # The FLOPs of a step, once the steps are compiled.
+        self._example_log: ExampleLog | None = None
+        # Compilation in a thread, which returns the FLOPs of a step.
         self._compilation: Future[float | None] | None = None
 
     # --- the state --------------------------------------------------------------------------------
@@ -248,51 +250,56 @@ class BuiltInTraining(Training[TrainState]):
         return self.step.init_state()
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
-        """Return the arrays by part and name, without the base, which never changes."""
+        """Return the arrays by part and name, without the frozen base model."""
         return self.step.builder.to_tree(state)
 
     def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> TrainState:
-        """Return the state of a checkpoint. The base is read again and must not have changed."""
+        """Return the state of a checkpoint. The base model is read again and must be unchanged."""
         with self.step.builder.check_base(meta.get("base"), f"step {step} of {self.folder}"):
             state = self.step.builder.from_tree(tree)
         self._save_model_files()
         return state
 
     def _save_model_files(self) -> None:
-        """Save the tokenizer and the preprocessing next to the checkpoints, after all checks."""
-        run_on_primary(partial(saved_files.save_inputs, self.folder, self.held_out.inputs))
+        """Save the tokenizer and the preprocessing next to the checkpoints."""
+        run_on_primary(partial(saved_files.save_inputs, self.folder, self._evaluator.inputs))
         if files := tokenizer_files(self.spec.data):
             run_on_primary(partial(saved_files.save_tokenizer, self.folder, files))
 
     def checkpoint_meta(self) -> dict[str, Any]:
-        """Return what must not change, what may, and what shapes the state."""
-        shaping = {"model", "optimizer", "precision", "lora"}
-        meta = self._conditions | self._record | self.spec.model_dump(mode="json", include=shaping)
+        """Return the resume conditions, the other settings, and the keys that define the state."""
+        state_keys = {"model", "optimizer", "precision", "lora"}
+        state_settings = self.spec.model_dump(mode="json", include=state_keys)
+        meta = self._conditions | self._record | state_settings
         base = self.step.builder.base
         return meta if base is None else meta | {"base": base}
 
     def _complete_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return the meta of a checkpoint with defaults for keys that its version did not have."""
-        now, filled = self.checkpoint_meta(), dict(meta)
+        current, completed = self.checkpoint_meta(), dict(meta)
         blocks = {"train": self.spec, "model": self.spec.model, "optimizer": self.spec.optimizer}
         for key in blocks.keys() & meta.keys():
-            filled[key] = resume.fill_defaults(meta[key], now[key], blocks[key])
-        return filled
+            completed[key] = resume.fill_defaults(meta[key], current[key], blocks[key])
+        return completed
 
     def describe_difference(self, meta: Mapping[str, Any]) -> str:
-        """Describe the keys of the job by which the arrays of its state differ."""
+        """Describe the keys of the job that give its state other arrays than the checkpoint has."""
         return preflight.describe_changes(self._complete_meta(meta), self.checkpoint_meta())
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """Describe what changed. Raises if examples would repeat, or another training result."""
+        """Describe the settings that changed since the checkpoint, or return None.
+
+        Raises SpecError, DataError or CheckpointError if the change would repeat or skip examples,
+        or would retrain a finished run.
+        """
         preflight.check_resumed(meta, self._conditions, self.folder)
         preflight.check_length(self.spec, self.settings.steps, step, self.folder)
-        trained = self._complete_meta(meta)
+        trained_meta = self._complete_meta(meta)
         if is_finished:
             # A finished run can no longer be trained with other settings.
-            changes = resume.find_training_changes(trained, self._record)
+            changes = resume.find_training_changes(trained_meta, self._record)
             preflight.check_finished(self.spec, changes, step)
-        return resume.describe_changes(trained, self._record, step)
+        return resume.describe_changes(trained_meta, self._record, step)
 
     # --- the steps --------------------------------------------------------------------------------
 
@@ -303,61 +310,63 @@ class BuiltInTraining(Training[TrainState]):
         """
         if self.step.builder.is_builtin:
             train = {count: self.pipeline.batch_specs(count) for count in self._dispatch_sizes}
-            batches = self.held_out.batches
+            batches = self._evaluator.batches
             held_out = None if batches is None else batches.batch_specs()
             threads = ThreadPoolExecutor(1, "compile")
             self._compilation = threads.submit(self._compile_steps, train, held_out)
 
     def compile(self, start: int) -> float | None:
-        """Compile all steps for batches like the first and return the FLOPs of a train step."""
+        """Compile all steps for first batches. Return the FLOPs of a train step."""
         self.progress.report_phase("data", start)
         train = {
             count: self.step.put_batch(self.pipeline.read_batch(start, count))
             for count in self._dispatch_sizes
         }
-        held_out = self.held_out.first_batch()
+        held_out = self._evaluator.first_batch()
         self.progress.report_phase("compile", start)
         # `exception` waits until the thread has ended.
         if self._compilation is None or self._compilation.exception() is not None:
             flops = self._compile_steps(train, held_out)
         else:
             flops = self._compilation.result()
-        self.held_out.compile_pictures()
+        self._evaluator.compile_pictures()
         return flops
 
     @property
     def _dispatch_sizes(self) -> set[int]:
-        """The numbers of steps of a dispatch: one before a pause, else steps_per_dispatch."""
+        """The numbers of steps that are dispatched together."""
         return {1, self.spec.steps_per_dispatch}
 
     def _compile_steps(
         self, train: Mapping[int, BatchLike], held_out: BatchLike | None
     ) -> float | None:
-        """Compile the steps for such batches, by their steps, and return the FLOPs of a step."""
+        """Compile the steps and return the FLOPs of one. `train` has a batch by number of steps."""
         for count, batch in sorted(train.items()):
             self.step.compile_train(batch, count)
         if held_out is not None:
-            self.held_out.compile(held_out)
+            self._evaluator.compile(held_out)
         return self.step.count_flops(train[1])
 
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Batch]:
-        """Return the batches of these steps on the devices."""
-        if self.spec.data.trace and self.place.run_dir is not None:
+        """Prefetch the batches of these spans of steps to the devices."""
+        if self.spec.data.trace and self.context.run_dir is not None:
             start, rank = spans[0].start if spans else self.settings.steps, jax.process_index()
-            self._trace = ExampleLog(self.place.run_dir, rank, start, processes=jax.process_count())
+            self._example_log = ExampleLog(
+                self.context.run_dir, rank, start, processes=jax.process_count()
+            )
         return self.pipeline.iterate(spans, self.step.put_batch)
 
     def train_steps(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:
-        """Dispatch the steps, after their examples have been logged if the job requests it."""
-        if self._trace is not None:
+        """Dispatch the steps of a span. Their examples are logged first if the job requests it."""
+        if self._example_log is not None:
             for step in span:
-                self._trace.write_step(step, self.pipeline.example_ids(step))
+                self._example_log.write_step(step, self.pipeline.example_ids(step))
         return self.step.train(state, batch, len(span))
 
     def not_finite_error(
         self, step: int, metrics: Mapping[str, float], saved: int
     ) -> NotFiniteError:
-        """Return the error of a step that is not finite. It has left the state unchanged."""
+        """Return the error of a step that is not finite. Such a step leaves the state unchanged."""
         loss, norm = metrics[Key.LOSS], metrics[Key.GRAD_NORM]
         wrong_batch = self.describe_wrong_batch(step)
         advice = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
@@ -378,12 +387,12 @@ class BuiltInTraining(Training[TrainState]):
     # --- the evaluations --------------------------------------------------------------------------
 
     def evaluate(self, state: TrainState, between: Callable[[], None]) -> dict[str, float]:
-        """Return the means over the held-out set; see HeldOut.evaluate."""
-        return self.held_out.evaluate(state, between, self.note)
+        """Return the means over the held-out set, as Evaluator.evaluate does."""
+        return self._evaluator.evaluate(state, between, self.note)
 
     def sample_prompts(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
         """Return a sample of each prompt of train.eval.samples; report what the task shows."""
-        return self.held_out.sample(state)
+        return self._evaluator.sample(state)
 
 
 def resume_conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Finds the fastest settings that fit the devices: `python -m jaxlaunch.trainer.tune`.
 
-A process of its own like trainer/plan: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, a JSON object a line
-on stdout: one for each candidate that was tried, then one with all that were not.
+This is a separate process, like trainer/plan. It reads TRAIN_SPEC and JAX_NUM_CPU_DEVICES, and
+prints JSON lines: one for each candidate that was compiled, and a last one with the others.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import memory
-from jaxlaunch.trainer.plan import Plan, ahead_of_time, count_numbers, read_job
+from jaxlaunch.trainer.plan import Plan, ahead_of_time, count_parameters, read_job
 from jaxlaunch.trainer.spec import TrainSpec, model_sizes
 from jaxlaunch.trainer.start.process import exit_code, print_error
 from jaxlaunch.trainer.task import Task
 
-# The next candidate is chosen as if each were faster than expected by this many standard
-# deviations.
+# The next candidate is chosen by its expected time minus this many standard deviations, which
+# prefers candidates whose time is uncertain.
 OPTIMISM_DEVIATIONS = 0.5
 
 
@@ -75,10 +75,10 @@ def main() -> int:
 
 
 def _search_candidates(
-    chips: Chips, over: Sequence[Choice], max_candidates: int, *, is_measured: bool
+    chips: Chips, choices: Sequence[Choice], max_candidates: int, *, is_measured: bool
 ) -> Iterator[dict[str, Any]]:
     spec, task = read_job()
-    search = Search(spec, task, chips, over, is_measured=is_measured)
+    search = Search(spec, task, chips, choices, is_measured=is_measured)
     for _ in range(max_candidates):
         if (result := search.compile_next()) is None:
             break
@@ -94,16 +94,16 @@ class Search:
         spec: TrainSpec,
         task: Task,
         chips: Chips,
-        over: Sequence[Choice],
+        choices: Sequence[Choice],
         *,
         is_measured: bool,
     ) -> None:
         self._spec, self._is_measured = spec, is_measured
-        self._ahead = ahead_of_time(spec, task, chips)
+        self._compiler = ahead_of_time(spec, task, chips)
         sizes = ACCELERATORS[chips.type].memory_gib
-        self._devices = len(self._ahead.devices)
+        self._devices = len(self._compiler.devices)
         self._memory_bytes = max(sizes) * GIB if sizes else None
-        self._remaining = list(enumerate_candidates(spec, self._devices, over))
+        self._remaining = list(enumerate_candidates(spec, self._devices, choices))
         self._job_candidate = Candidate.from_spec(spec, self._devices)
         self.traced = _trace_shapes(spec, task, chips, self._remaining)
         self._forecast = Forecast(self.traced)
@@ -113,18 +113,16 @@ class Search:
 
         The first candidate is the job itself, as the reference for the others.
         """
-        fitting = [option for option in self._remaining if self._may_fit(option)]
-        if not fitting:
+        fitting = filter(self._may_fit, self._remaining)
+        candidate = min(fitting, key=self._search_order, default=None)
+        if candidate is None:
             return None
-        candidate = min(
-            fitting, key=lambda choice: (choice != self._job_candidate, self._expect(choice))
-        )
         self._remaining.remove(candidate)
-        description: dict[str, Any] = self._describe_candidate(candidate)
+        description = self._describe_candidate(candidate)
         spec = candidate.apply_to(self._spec)
         try:
             with limit_compilation():
-                compiled = self._ahead.compile_spec(spec, is_measured=self._is_measured)
+                compiled = self._compiler.compile_spec(spec, is_measured=self._is_measured)
         except (ProgramTooLargeError, SpecError) as error:
             return {**description, "refused": str(error)}
         except JaxRuntimeError as error:
@@ -142,12 +140,13 @@ class Search:
             "compiled": compiled,
         }
 
-    def _expect(self, candidate: Candidate) -> float:
-        return self._forecast.predict_seconds(candidate, OPTIMISM_DEVIATIONS)
+    def _search_order(self, candidate: Candidate) -> tuple[bool, float]:
+        seconds = self._forecast.predict_seconds(candidate, OPTIMISM_DEVIATIONS)
+        return candidate != self._job_candidate, seconds
 
     def describe_remaining(self) -> list[dict[str, Any]]:
         """Return the candidates that were not compiled, the fastest first."""
-        described = []
+        descriptions = []
         for candidate in sorted(self._remaining, key=self._forecast.predict_seconds):
             description = self._describe_candidate(candidate)
             if not self._may_fit(candidate) and self._memory_bytes is not None:
@@ -156,8 +155,8 @@ class Search:
                     f"{self.traced.device_bytes(candidate) / GIB:.2f} of "
                     f"{self._memory_bytes / GIB:g} GiB"
                 )
-            described.append(description)
-        return sorted(described, key=lambda description: "refused" in description)
+            descriptions.append(description)
+        return sorted(descriptions, key=lambda description: "refused" in description)
 
     def _describe_candidate(self, candidate: Candidate) -> dict[str, Any]:
         return {
@@ -168,7 +167,7 @@ class Search:
         }
 
     def _may_fit(self, candidate: Candidate) -> bool:
-        """Return whether a candidate may fit. The job itself is always compiled."""
+        """Return whether a candidate may fit into memory. The job itself is always compiled."""
         if candidate == self._job_candidate or self._memory_bytes is None:
             return True
         return self.traced.device_bytes(candidate) <= self._memory_bytes
@@ -185,7 +184,7 @@ def _step_seconds(compiled: dict[str, Any]) -> float:
 
 
 def _modelled_seconds(compiled: dict[str, Any]) -> float | None:
-    """Return the middle of the modelled seconds of a compiled step, or None without a model."""
+    """Return the middle of the modelled range of a step's seconds, None if there is no model."""
     if compiled.get("modelled") is None:
         return None
     low, high = compiled["modelled"]["seconds"]
@@ -195,7 +194,7 @@ def _modelled_seconds(compiled: dict[str, Any]) -> float | None:
 def _trace_shapes(
     spec: TrainSpec, task: Task, chips: Chips, candidates: Sequence[Candidate]
 ) -> TracedModel:
-    """Return the sizes of the training without micro-batches, which determine a candidate's."""
+    """Trace the training without micro-batches; the sizes of every candidate follow from it."""
     accelerator = ACCELERATORS[chips.type]
     capability = availability.parse_capability(accelerator.capability)
     target = Accelerator(accelerator.platform, capability)
@@ -206,7 +205,7 @@ def _trace_shapes(
     return TracedModel(
         type=chips.type,
         slices=chips.slices,
-        parameters=count_numbers(state.params),
+        parameters=count_parameters(state.params),
         state=memory.total_bytes((state.params, state.opt, state.ema, state.buffers)),
         flops=plan.step_flops() or 0.0,
         residuals={key: plan.residual_bytes(remat) for key, remat in remats.items()},

@@ -1,4 +1,4 @@
-"""Loading of users' objects by their names, `module:Name`, and their places in users' files."""
+"""Loads the objects of users by name, `module:Name`, and finds their places in users' files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def find_place(candidate: Any) -> str:
 
 
 def describe_function(function: Any) -> str:
-    """Return place and name of a function, such as `gan.py:31 step`; without source, its name."""
+    """Return the place and name of a function, such as `gan.py:31 step`, or only its name."""
     unwrapped = function
     while True:
         if isinstance(unwrapped, functools.partial):
@@ -136,16 +136,16 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in stack]
     if callback_frames := _FRAME.findall(str(error)):
         frames, message = callback_frames, str(error).strip().splitlines()[-1]
-    own_frames = [frame for frame in frames if not is_library(frame[0])]
-    if not own_frames:
+    user_frames = [frame for frame in frames if not is_library(frame[0])]
+    if not user_frames:
         return message, ""
-    file, line, name = own_frames[-1]
+    file, line, name = user_frames[-1]
     return message, f"{_relative_path(file)}:{line} in {name}"
 
 
 @contextlib.contextmanager
 def append_place(candidate: Any) -> Iterator[None]:
-    """Append the place where `candidate` is defined to a TrainerError of the block."""
+    """Append the place where `candidate` is defined to a TrainerError that the block raises."""
     try:
         yield
     except TrainerError as error:
@@ -155,7 +155,7 @@ def append_place(candidate: Any) -> Iterator[None]:
 
 
 def is_library(file: str) -> bool:
-    """Return whether a file is of the interpreter, an installed package, or this package."""
+    """Return whether a file belongs to the interpreter, an installed package, or this package."""
     path = os.path.abspath(file)
     if file.startswith("<") or "site-packages" in path or "dist-packages" in path:
         return True

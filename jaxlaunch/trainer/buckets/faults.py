@@ -1,8 +1,8 @@
-"""Classification of storage errors, and retries.
+"""Classifies the errors of storage, and retries them.
 
-A storage failure may be gone at the next attempt (exit code 84), whereas wrong data stay wrong
-(65). A missing permission counts as wrong before the run has trained, because it was never granted.
-Afterwards it counts as a failure, because the permission existed and may return.
+After a storage failure another attempt may succeed (exit code 84), whereas wrong data stays wrong
+(65). A missing permission counts as wrong data before the run has trained, because it was never
+granted. Afterwards it counts as a storage failure, because the permission existed and may return.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.errors import DataError, StorageError
 
 FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-# The system reports these for a disk that is full or broken.
+# Errors of the operating system for a disk that is full or broken.
 DISK_ERRNOS = (*FULL_DISK_ERRNOS, errno.EIO, errno.ESTALE)
 REFUSED_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 # A missing file stays missing, and so does the permission to read it.
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-# These count even without an errno: `raise TimeoutError("no answer")`.
+# These count even without an errno, as in `raise TimeoutError("no answer")`.
 NETWORK_ERRORS = (TimeoutError, ConnectionError, URLError, http.client.HTTPException)
 # Storage clients whose exceptions need not be OSErrors. They are recognized without importing them.
 CLIENT_PACKAGES = (
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def retry_storage(operation: Callable[[], T]) -> T:
-    """Retry an operation that raises StorageError while the agent allows, and return its result.
+    """Return the result of an operation, retrying it after a StorageError while the agent allows.
 
     Raises the first error, because later ones may be its consequences. A full disk is not retried.
     """
@@ -95,14 +95,14 @@ def read_error(subject: str, error: BaseException) -> DataError | StorageError:
 
 
 def error_kind(error: BaseException) -> type[DataError] | type[StorageError]:
-    """Return StorageError or DataError, whichever `error` amounts to."""
+    """Return StorageError if storage failed, and DataError otherwise."""
     return StorageError if is_storage(error) else DataError
 
 
 def is_storage(error: BaseException) -> bool:
     """Return whether a disk or a network failed, so that another attempt may succeed.
 
-    If `error` itself does not tell, the exceptions that it was raised from or during are examined.
+    If `error` itself is inconclusive, the exceptions that it was raised from or during decide.
     """
     for link in _exception_chain(error):
         if isinstance(link, PERMANENT_ERRORS):
@@ -134,12 +134,18 @@ def is_from_store(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether a store will refuse again: no permission, credentials, or bucket."""
+    """Return whether a store refused a request, and would refuse it again.
+
+    Examples are a missing permission, missing credentials, and a missing bucket.
+    """
     return is_from_store(error) and not is_storage(error)
 
 
 def _exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error` and its causes as a traceback does. urllib and urllib3 chain by `reason`."""
+    """Yield `error` and its causes, as a traceback prints them.
+
+    urllib and urllib3 store the cause in `reason`.
+    """
     visited: list[BaseException] = []
     link: Any = error
     while isinstance(link, BaseException) and link not in visited:
@@ -167,6 +173,6 @@ def _http_status(error: BaseException) -> int | None:
 
 
 def _client_kinds(error: BaseException | None) -> list[type]:
-    """Return the classes of an exception that a storage client defines."""
+    """Return those classes in the bases of an exception that a storage client defines."""
     kinds = type(error).__mro__
     return [kind for kind in kinds if kind.__module__.partition(".")[0] in CLIENT_PACKAGES]

@@ -1,12 +1,13 @@
-"""Copies a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER ...`.
+"""Mirrors a run folder in a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER ...`.
 
-The agent starts it as a process, because the agent uses only the standard library, and only the
-trainer's packages can access a bucket. First it fetches the files of earlier attempts, and prints
-`ready`. Then it uploads each changed file within seconds, large files less often. Files are
-uploaded whole, because objects cannot be appended to. A line `ranks 8 16` on stdin announces the
-ranks that the host has from now on: their logs are fetched, so that this host's lines follow those
-of other hosts, and the line is echoed on stdout. At the end of stdin it uploads all changes, prints
-`done` and exits. Errors are JSON on stdout before `ready`, and lines on stderr after it.
+The agent starts this program as a separate process, because the agent uses only the standard
+library, and access to a bucket needs the packages of the trainer. The program first fetches the
+files of earlier attempts and prints `ready`. Then it uploads each changed file within seconds, and
+large files less often. Files are uploaded whole, because objects cannot be appended to. A line
+`ranks 8 16` on stdin says that the host runs ranks 8 to 15 from now on: the program fetches their
+logs, so that this host continues the lines of other hosts, and echoes the line on stdout. At the
+end of stdin it uploads all changes, prints `done` and exits. Errors are JSON on stdout before
+`ready`, and lines on stderr after it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from jaxlaunch.runs import layout
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
-# The next generation needs these files first.
-PUT_INTERVALS_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}
-DEFAULT_PUT_INTERVAL_S = 5.0
-CHUNK_BYTES = 1 << 20  # bytes that are read at once
-# A file is not uploaded more often than at this rate.
-BYTES_PER_S = 1 << 20
+# The next restart needs these files first.
+UPLOAD_INTERVALS_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}
+DEFAULT_UPLOAD_INTERVAL_S = 5.0
+# Number of bytes that are read at once.
+CHUNK_BYTES = 1 << 20
+# A large file is uploaded at this average rate or a lower one.
+MAX_BYTES_PER_S = 1 << 20
 # The only file that a second host appends to if the first is lost.
 MERGED_FILE = layout.ATTEMPTS
 # The leader shows the ends of the logs of this many ranks.
@@ -48,11 +50,11 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url.rstrip("/"), folder
-        # For each name, the state that was uploaded, and when.
-        self._put_states: dict[str, tuple[State, float]] = {}
+        # The state and the time of the last upload, by the name of the file.
+        self._uploads: dict[str, tuple[State, float]] = {}
 
-    def pull(self, ranks: range, is_whole: bool) -> None:
-        """Fetch the files of earlier attempts but not other hosts' logs, or only these logs."""
+    def pull(self, ranks: range, *, logs_only: bool) -> None:
+        """Fetch the logs of `ranks` and, unless `logs_only`, all files of earlier attempts."""
         with (
             remote.convert_errors(f"reading the run folder {self._url}", SpecError),
             contextlib.suppress(FileNotFoundError),
@@ -61,32 +63,37 @@ class Mirror:
             matches = filter(None, map(layout.LOG_NAME.fullmatch, names))
             newest_start = max((int(match[1] or 0) for match in matches), default=0)
             for name in names:
-                if not name.startswith(".") and _is_wanted(name, newest_start, ranks, is_whole):
+                if not name.startswith(".") and _is_needed(
+                    name, newest_start, ranks, logs_only=logs_only
+                ):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(self._filesystem().cat_file(f"{self._url}/{name}"))
-                    self._put_states[name] = _file_state(path), 0.0
+                    self._uploads[name] = _file_state(path), 0.0
 
     def move_ranks(self, old_ranks: range, ranks: range) -> None:
-        """Upload the logs that other hosts continue, and fetch those of the host's new `ranks`."""
+        """Upload the logs that other hosts continue, and fetch those of the new `ranks`."""
         self.push(at_once=True)
-        for name in list(self._put_states):
+        for name in list(self._uploads):
             match = layout.LOG_NAME.fullmatch(name)
             if match and int(match[2]) in old_ranks and int(match[2]) not in ranks:
-                del self._put_states[name]
+                del self._uploads[name]
                 (self._folder / name).unlink(missing_ok=True)
         for rank in ranks:
             if rank not in old_ranks:
-                self.pull(range(rank, rank + 1), False)
+                self.pull(range(rank, rank + 1), logs_only=True)
 
     def push(self, *, at_once: bool = False) -> None:
-        """Upload the changed files that are due, or all of them. Raises StorageError, SpecError."""
+        """Upload the changed files that are due, or all changed files if `at_once`.
+
+        Raises StorageError, SpecError.
+        """
         now = time.monotonic()
         for name, state in self._file_states().items():
-            put_state, put_at = self._put_states.get(name, ((0, -1), 0.0))
-            interval_s = PUT_INTERVALS_S.get(name, DEFAULT_PUT_INTERVAL_S)
-            interval_s = max(interval_s, state[1] / BYTES_PER_S)
-            if state == put_state or not (at_once or now - put_at >= interval_s):
+            uploaded_state, uploaded_at = self._uploads.get(name, ((0, -1), 0.0))
+            interval_s = UPLOAD_INTERVALS_S.get(name, DEFAULT_UPLOAD_INTERVAL_S)
+            interval_s = max(interval_s, state[1] / MAX_BYTES_PER_S)
+            if state == uploaded_state or not (at_once or now - uploaded_at >= interval_s):
                 continue
             with (
                 remote.convert_errors(f"writing {self._url}/{name}", SpecError),
@@ -98,16 +105,18 @@ class Mirror:
                         source = io.BytesIO(self._merge_attempts(file.read()))
                     with self._filesystem().open(f"{self._url}/{name}", "wb") as target:
                         shutil.copyfileobj(source, target, CHUNK_BYTES)
-                self._put_states[name] = state, now
+                self._uploads[name] = state, now
 
-    def _merge_attempts(self, ours: bytes) -> bytes:
-        """Return our attempts after those that another host has added."""
-        theirs = b""
+    def _merge_attempts(self, local: bytes) -> bytes:
+        """Return the local attempts after those that another host has added to the bucket."""
+        remote_attempts = b""
         with contextlib.suppress(FileNotFoundError):
-            theirs = self._filesystem().cat_file(f"{self._url}/{MERGED_FILE}")
-        our_lines = set(ours.splitlines())
-        foreign_lines = (line + b"\n" for line in theirs.splitlines() if line not in our_lines)
-        return b"".join(foreign_lines) + ours
+            remote_attempts = self._filesystem().cat_file(f"{self._url}/{MERGED_FILE}")
+        local_lines = set(local.splitlines())
+        other_lines = (
+            line + b"\n" for line in remote_attempts.splitlines() if line not in local_lines
+        )
+        return b"".join(other_lines) + local
 
     def _file_states(self) -> dict[str, State]:
         states = {}
@@ -129,16 +138,20 @@ def _file_state(path: Path) -> State:
     return status.st_mtime_ns, status.st_size
 
 
-def _is_wanted(name: str, newest_start: int, ranks: range, is_whole: bool) -> bool:
-    """Return whether a host needs a file; of the newest logs, its own and the first ranks'."""
+def _is_needed(name: str, newest_start: int, ranks: range, *, logs_only: bool) -> bool:
+    """Return whether a host with these ranks needs a file.
+
+    It needs only the logs of the newest start: those of its ranks and, if it needs all other files
+    as the leader does, those of the first ranks.
+    """
     if match := layout.LOG_NAME.fullmatch(name):
         start, rank = int(match[1] or 0), int(match[2])
-        return start == newest_start and (rank in ranks or (is_whole and rank < SHOWN_RANKS))
-    return is_whole
+        return start == newest_start and (rank in ranks or (not logs_only and rank < SHOWN_RANKS))
+    return not logs_only
 
 
 def main() -> int:
-    """Mirror until stdin ends; return the exit code."""
+    """Mirror the folder until stdin ends and return the exit code."""
     program = "python -m jaxlaunch.trainer.buckets.mirror"
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("url")
@@ -153,15 +166,15 @@ def main() -> int:
     mirror = Mirror(options.url, options.folder)
     try:
         remote.check_url("the run folder", options.url)
-        mirror.pull(range(*options.ranks), options.whole)
+        mirror.pull(range(*options.ranks), logs_only=not options.whole)
     except (TrainerError, OSError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return contract.STORAGE
     print("ready", flush=True)
-    return _follow_orders(mirror, range(*options.ranks))
+    return _mirror_until_end(mirror, range(*options.ranks))
 
 
-def _follow_orders(mirror: Mirror, ranks: range) -> int:
+def _mirror_until_end(mirror: Mirror, ranks: range) -> int:
     is_last, failure, partial_line = False, "", b""
     while True:
         try:
@@ -176,19 +189,19 @@ def _follow_orders(mirror: Mirror, ranks: range) -> int:
             print("done", flush=True)
         if is_last:
             return contract.STORAGE if failure else contract.DONE
-        readable, _, _ = select.select([0], [], [], min(PUT_INTERVALS_S.values()))
+        readable, _, _ = select.select([0], [], [], min(UPLOAD_INTERVALS_S.values()))
         data = os.read(0, 4096) if readable else b""
         is_last = bool(readable) and not data
-        *orders, partial_line = (partial_line + data).split(b"\n")
-        for order in orders:
-            old_ranks, ranks = ranks, range(*map(int, order.split()[1:]))
+        *commands, partial_line = (partial_line + data).split(b"\n")
+        for command in commands:
+            old_ranks, ranks = ranks, range(*map(int, command.split()[1:]))
             try:
                 mirror.move_ranks(old_ranks, ranks)
             except (TrainerError, OSError) as error:
                 # The agent does not wait for long, so an error is only reported.
                 message = f"mirror: the logs of ranks that moved may lack lines: {error}"
                 print(message, file=sys.stderr, flush=True)
-            print(order.decode(), flush=True)
+            print(command.decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Access to objects in gs:// and s3:// through fsspec. Never imports jax.
+"""Access to objects in gs:// and s3:// through fsspec, without importing jax.
 
-Listings are never cached, because tensorstore and other processes of the run write to the same
-places.
+Listings are never cached, because tensorstore and other processes write to the same buckets.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from jaxlaunch.trainer.counts import Counter
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError, first_line
 from jaxlaunch.trainer.spec import block
 
-# scheme -> (fsspec's name, package). The extra of jaxlaunch has fsspec's name.
+# The name of each scheme in fsspec, which is also the extra of jaxlaunch, and the package it needs.
 SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}
 
 READ_BYTES = Counter("jaxlaunch_bucket_read_bytes_total")
@@ -39,7 +38,10 @@ def is_remote(path: str) -> bool:
 
 
 def check_url(key: str, url: str) -> None:
-    """Raise SpecError if `url` is in no store that can be used here; `key` names its origin."""
+    """Raise SpecError if the store of `url` is not supported or lacks its package.
+
+    `key` is the setting that the message names.
+    """
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         hint = f"use {' and '.join(f'{name}://' for name in SCHEMES)}"
@@ -81,7 +83,7 @@ def match_urls(pattern: str) -> list[str]:
 
 
 def list_entries(folder: str) -> list[str]:
-    """Return the sorted names in a folder, none if it does not exist."""
+    """Return the sorted names in a folder, or an empty list if it does not exist."""
     try:
         with convert_errors(f"listing {folder}"):
             paths = open_filesystem(folder).ls(folder, detail=False)

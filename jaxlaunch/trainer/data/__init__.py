@@ -1,1 +1,1 @@
-"""The order of examples, and how they become batches."""
+"""Reads examples in a reproducible order, augments images, and makes batches."""

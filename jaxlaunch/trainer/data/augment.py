@@ -1,8 +1,9 @@
-"""Augmentation of images, a function of an image and of the random generator of its position.
+"""Resizes and augments images.
 
-The transform of the training split draws a box, flips and operations from the generator of the
-example's position, so that a resumed run repeats them. The transform of the evaluation split is
-deterministic. The operations on pixels are those of torchvision and Pillow, each with a strength.
+The transform of the training split draws a box, flips and operations from the random generator of
+the example's position, so that a resumed run draws the same ones. The transform of the evaluation
+split is deterministic. The operations on pixels are those of torchvision and Pillow, each with a
+strength.
 
 H height, W width, C channels.
 """
@@ -23,8 +24,10 @@ from jaxlaunch.trainer.spec import ImageData
 from jaxlaunch.trainer.spec.augment import Augment, AugMix, Jitter, RandAugment
 
 Pixels = npt.NDArray[np.uint8]
-Size = tuple[int, int]  # height and width
-Box = tuple[float, float, float, float]  # top, left, height and width
+# Height and width.
+Size = tuple[int, int]
+# Top, left, height and width.
+Box = tuple[float, float, float, float]
 PilImage = Image.Image
 Operation = Callable[[PilImage, float], PilImage]
 
@@ -50,16 +53,17 @@ class ReadableImage(Protocol):
     ) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size` and mirrored: [H, W, C].
 
-        The pixels around the box are blended in at its border, as if the whole image were resized
-        and then cropped, or not, if `crops_first`.
+        At the border of the box, the filter also reads pixels outside of it, as if the whole image
+        were resized and then cropped. With `crops_first` it does not.
         """
         ...
 
 
 class Transform:
-    """The transform of a split, to images of `size`, or to each image's own size if that is None.
+    """The transform of the images of a split to `size`; None keeps the size of each image.
 
-    If `needs_rng` is true, every call needs a generator.
+    Attributes:
+        needs_rng: Whether every call needs a random generator.
     """
 
     def __init__(self, augment: Augment | None, size: Size | None, split: Split) -> None:
@@ -68,26 +72,27 @@ class Transform:
             update={"eval_crop": 1.0, "preset": None, "ratio": NO_AUGMENT.ratio}
         )
         self.needs_rng = split == "train" and recipe != NO_AUGMENT
-        self._share = self._augment.eval_crop if split == "eval" else 1.0
+        # Share of the limiting side that is read.
+        self._center_share = self._augment.eval_crop if split == "eval" else 1.0
 
     def __call__(self, picture: ReadableImage, rng: np.random.Generator | None = None) -> Pixels:
         """Return the pixels [H, W, C], as a copy if they are modified."""
         size = self._size or picture.size
         if rng is None or not self.needs_rng:
-            return _read_center(picture, size, self._share)
+            return _read_center(picture, size, self._center_share)
         image = self._crop_image(picture, size, rng)
         augment = self._augment
         if augment.flip_vertical and rng.random() < augment.flip_vertical:
             image = image[::-1]
         if augment.randaugment or augment.augmix or augment.jitter:
-            recolored = to_pil_image(image)
+            pil_image = to_pil_image(image)
             if augment.randaugment is not None:
-                recolored = apply_randaugment(recolored, augment.randaugment, rng)
+                pil_image = apply_randaugment(pil_image, augment.randaugment, rng)
             if augment.augmix is not None:
-                recolored = apply_augmix(recolored, augment.augmix, rng)
+                pil_image = apply_augmix(pil_image, augment.augmix, rng)
             if augment.jitter is not None:
-                recolored = apply_jitter(recolored, augment.jitter, rng)
-            image = np.asarray(recolored).reshape(image.shape)
+                pil_image = apply_jitter(pil_image, augment.jitter, rng)
+            image = np.asarray(pil_image).reshape(image.shape)
         image = np.ascontiguousarray(image)
         if augment.erase and rng.random() < augment.erase:
             image = image.copy()
@@ -116,7 +121,7 @@ def _read_center(picture: ReadableImage, size: Size, share: float = 1.0) -> Pixe
 
 
 def to_pil_image(image: Pixels) -> PilImage:
-    """Convert an array to an image of Pillow, whose operations support RGB and grey images."""
+    """Convert an array [H, W, C] of one channel or three to a Pillow image."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
@@ -173,7 +178,7 @@ class AugmentedSource(DerivedSource):
 
 
 def transform_images(source: DataSource, data: ImageData, split: Split) -> DataSource:
-    """Return the source with the size and the augmentation of its block, if it has them."""
+    """Return the source with the size and the augmentation of its data block, if it sets any."""
     if not data.changes_images:
         return source
     return AugmentedSource(source, Transform(data.augment, data.shape, split))
@@ -220,7 +225,7 @@ def _draw_box(
     rng: np.random.Generator,
     min_side: int = 1,
 ) -> tuple[int, int, int, int] | None:
-    """Draw top, left, height and width of a box smaller than `limit`, None if none fits."""
+    """Draw the top, left, height and width of a box below `limit`. Return None if none fits."""
     for _ in range(MAX_TRIES):
         pixels = image_size[0] * image_size[1] * rng.uniform(area[0], area[1])
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -232,19 +237,19 @@ def _draw_box(
 
 
 def center_box(image_size: Size, size: Size, share: float = 1.0) -> Box:
-    """Return the centered box that becomes `size`, with `share` of the side that limits it.
+    """Return the centered box with the proportions of `size` and `share` of the limiting side.
 
-    These are the pixels that transformers' image processors take, which resize to `size` / `share`
+    These are the pixels that transformers' image processors read, which resize to `size` / `share`
     and then crop: they round the size of the resized image and the corner of the crop down to whole
-    pixels. torchvision's CenterCrop takes the same, or begins one pixel later where half a pixel is
+    pixels. torchvision's CenterCrop reads the same, or begins one pixel later where half a pixel is
     left over.
     """
-    limit = 0 if image_size[0] * size[1] <= image_size[1] * size[0] else 1
-    # A quotient such as 223.99999 is meant to be whole.
-    resized_side = math.floor(size[limit] / share + 1e-6)
+    limiting_axis = 0 if image_size[0] * size[1] <= image_size[1] * size[0] else 1
+    # A quotient such as 223.99999 is a rounded whole number.
+    resized_side = math.floor(size[limiting_axis] / share + 1e-6)
     starts, lengths = [], []
     for side, target in zip(image_size, size, strict=True):
-        resized = resized_side * side // image_size[limit]
+        resized = resized_side * side // image_size[limiting_axis]
         starts.append((resized - target) // 2 * side / resized)
         lengths.append(target * side / resized)
     return starts[0], starts[1], lengths[0], lengths[1]
@@ -259,7 +264,8 @@ def resize_box(
 ) -> PilImage:
     """Resize (bilinear) the part of an image within `edges`: left, top, right and bottom.
 
-    The filter reads pixels around them, too, unless `crops_first`, as torchvision's resized_crop.
+    The filter also reads pixels around the edges, unless `crops_first`, which torchvision's
+    resized_crop does.
     """
     if crops_first:
         # Edges of a JPEG that is decoded at a reduced scale may be between pixels.
@@ -272,7 +278,7 @@ def resize_box(
 def shift_image(image: Pixels, down: int, right: int) -> Pixels:
     """Shift the image by a number of pixels, which may be negative, and fill with zeros.
 
-    This is a crop from an image that was padded with zeros.
+    This equals a random crop of an image that is padded with zeros.
     """
     height, width = image.shape[:2]
     shifted = np.zeros_like(image)
@@ -311,12 +317,12 @@ def transform_affine(image: PilImage, *matrix: float) -> PilImage:
 
 
 def posterize_image(image: PilImage, bits: int) -> PilImage:
-    """Keep the upper bits of each channel; of 0 bits, which Pillow refuses, nothing is left."""
+    """Keep the upper bits of each channel; 0 bits, which Pillow rejects, give a black image."""
     return ImageOps.posterize(image, bits) if bits else image.point(lambda _: 0)
 
 
-# Operations by name. The strength is a slope, pixels, degrees, a factor minus 1, bits or a
-# threshold.
+# Operations by name, and their strength: a slope, a number of pixels, degrees, a factor minus 1, a
+# number of bits, or a threshold.
 OPERATIONS: Mapping[str, Operation] = {
     "identity": lambda image, _: image,
     "shear_x": lambda image, slope: transform_affine(image, 1.0, slope, 0.0, 0.0, 1.0, 0.0),
@@ -333,25 +339,27 @@ OPERATIONS: Mapping[str, Operation] = {
     "autocontrast": lambda image, _: ImageOps.autocontrast(image),
     "equalize": lambda image, _: ImageOps.equalize(image),
 }
+# Operations of color jitter by their keys.
 ENHANCERS = {
     "brightness": ImageEnhance.Brightness,
     "contrast": ImageEnhance.Contrast,
     "saturation": ImageEnhance.Color,
 }
+# Operations whose strength has no random sign.
 UNSIGNED_OPERATIONS = ("identity", "posterize", "solarize", "autocontrast", "equalize")
 
 
 def apply_jitter(image: PilImage, jitter: Jitter, rng: np.random.Generator) -> PilImage:
     """Apply the configured operations in a random order, each with a random factor."""
-    draws = [
+    factors = [
         (name, rng.uniform(max(0.0, 1.0 - strength), 1.0 + strength))
         for name in ENHANCERS
         if (strength := getattr(jitter, name))
     ]
     if jitter.hue:
-        draws.append(("hue", rng.uniform(-jitter.hue, jitter.hue)))
-    for index in rng.permutation(len(draws)):
-        name, factor = draws[index]
+        factors.append(("hue", rng.uniform(-jitter.hue, jitter.hue)))
+    for index in rng.permutation(len(factors)):
+        name, factor = factors[index]
         if name == "hue":
             image = shift_hue(image, factor)
         else:

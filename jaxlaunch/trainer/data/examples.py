@@ -1,4 +1,4 @@
-"""Batches of a source's examples, stacked from arrays of one shape; small fixed sets are cached."""
+"""Makes batches of the examples of a source, and caches small deterministic sets."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Array = npt.NDArray[Any]
 Batch = dict[str, Array]
 # A function of a raw record and, if it has a parameter `rng`, of a generator.
 Example = Callable[..., Mapping[str, Any]]
-# Checks a batch without its weights, which it may correct. Returns the row of a bad example and the
+# Checks a batch without weights, and may correct it. Returns the row of a bad example and the
 # problem, or None.
 Check = Callable[[Batch], tuple[int, str] | None]
 
 RETURN_TYPE_RULE = "the task's example() must return a dict of arrays by name"
-# A deterministic set that is not larger than this is decoded once and cached.
+# A deterministic set of at most this size is decoded once and cached.
 MAX_CACHE_BYTES = 64 * 2**20
 # JAX narrows 64-bit dtypes on a device. Narrowing them here halves the bytes that are copied there.
 NARROWED_DTYPES = {
@@ -43,7 +43,7 @@ NARROWED_DTYPES = {
 
 
 class UnusableExampleError(ValueError):
-    """A record that `example()` cannot use. The message continues "example 7 has"."""
+    """Raised for a record that `example()` cannot use. The message continues "example 7 has"."""
 
 
 class ArraySpec(NamedTuple):
@@ -58,23 +58,23 @@ class ReadSettings(NamedTuple):
 
     seed: int = 0
     purpose: int = order.TRAIN
-    # None: only the sources and tasks of this package are known to be deterministic.
+    # None if unknown: then only the sources and tasks of this package count as deterministic.
     deterministic: bool | None = None
     check: Check | None = None
 
 
 DEFAULT_SETTINGS = ReadSettings()
 ExampleMethod = TypeVar("ExampleMethod", bound=Callable[..., Any])
-# Functions that make many examples at once, by the method that makes one.
+# Functions that make a batch of examples, by the method that makes one example.
 _BATCH_FUNCTIONS: dict[Callable[..., Any], Callable[[Any, Batch], Batch]] = {}
 
 
 def register_batch_function(
     batch_function: Callable[[Any, Batch], Batch],
 ) -> Callable[[ExampleMethod], ExampleMethod]:
-    """Register a function of a task and of records [B, ...] that makes B examples at once.
+    """Register a function that makes B examples at once from a task and its records [B, ...].
 
-    If the function cannot use a record, `example` is called for each record to report the index.
+    If the function cannot use a record, `example` is called for each one to report its index.
     """
 
     def register(example: ExampleMethod) -> ExampleMethod:
@@ -85,7 +85,7 @@ def register_batch_function(
 
 
 class Examples:
-    """Makes `example(source[i])` for many i; raises DataError naming the source and the index.
+    """The examples of a source, `example(source[i])`. Errors name the source and the index.
 
     Threads may share an instance. Examples that may be random are made again for every batch, with
     the generators of their positions (trainer/data/order).
@@ -99,40 +99,40 @@ class Examples:
         self._length = len(source)
         if not self._length:
             raise DataError(f"{source_name(source)} has no examples")
-        self._takes_rng = source.takes_rng, order.takes_rng(example)
+        self._source_takes_rng, self._task_takes_rng = source.takes_rng, order.takes_rng(example)
         is_ours = str(example.__module__).startswith("jaxlaunch.trainer.")
         is_deterministic = settings.deterministic
         if is_deterministic is None:
             is_deterministic = is_ours and not source.may_draw
         self._is_random = not is_deterministic
-        seeds_source = self._is_random and source.may_draw and not self._takes_rng[0]
-        seeds_task = self._is_random and not (is_ours or self._takes_rng[1])
+        seeds_source = self._is_random and source.may_draw and not self._source_takes_rng
+        seeds_task = self._is_random and not (is_ours or self._task_takes_rng)
+        # Whether the global generators are seeded before each example.
         self._is_seeded = seeds_source or seeds_task
-        returns_state = seeds_task or self._takes_rng[1]
+        returns_state = seeds_task or self._task_takes_rng
         self._draws = RandomPolicy(settings.seed, settings.purpose, self._is_seeded, returns_state)
         self.array_specs = self._read_array_specs()
         self._batch_function: Callable[[Batch], Batch] | None = None
         if isinstance(example, types.MethodType) and is_deterministic and source.has_rows:
-            function = _BATCH_FUNCTIONS.get(example.__func__)
-            self._batch_function = function and partial(function, example.__self__)
+            batch_function = _BATCH_FUNCTIONS.get(example.__func__)
+            self._batch_function = batch_function and partial(batch_function, example.__self__)
         example_bytes = sum(
-            math.prod(form.shape) * narrow_dtype(form.dtype).itemsize
-            for form in self.array_specs.values()
+            math.prod(spec.shape) * narrow_dtype(spec.dtype).itemsize
+            for spec in self.array_specs.values()
         )
         is_small = self._length * example_bytes <= MAX_CACHE_BYTES
         is_cached = is_deterministic and self._batch_function is None and is_small
         self._cache = self._allocate_batch(self._length) if is_cached else None
-        self._is_cached = np.zeros(self._length, bool)
+        self._is_cached_N = np.zeros(self._length, bool)
 
     def __len__(self) -> int:
         return self._length
 
     def reader_threads(self, max_threads: int) -> int:
-        """Return the number of threads to read with, at most `max_threads` without processes.
+        """Return the number of threads that read: one per worker process, or up to `max_threads`.
 
-        Each worker process needs a thread. One thread is used with a cache, with seeded global
-        generators, and for light sources: threads that only run Python code would wait for each
-        other.
+        One thread is used with a cache, with seeded global generators, and for light sources,
+        because threads that only run Python code would wait for each other.
         """
         if self._source.workers:
             return self._source.workers
@@ -141,7 +141,7 @@ class Examples:
 
     @property
     def note(self) -> str | None:
-        """The reason why examples are read one at a time and how to change that, or None."""
+        """Why examples are read one at a time, and how to change that, or None."""
         if not self._is_seeded or self._source.workers:
             return None
         return (
@@ -152,7 +152,10 @@ class Examples:
         )
 
     def read(self, index_B: Indices, position_B: Indices) -> Batch:
-        """Return the examples with these indexes, drawn as at these positions: key -> [B, ...]."""
+        """Return the examples with these indexes as arrays [B, ...] by key.
+
+        The random numbers of each example are those of its position.
+        """
         batch = self._read_batch(index_B, position_B)
         self._check_values(batch, index_B)
         return batch
@@ -172,23 +175,23 @@ class Examples:
 
     def _read_batch(self, index_B: Indices, position_B: Indices) -> Batch:
         if self._batch_function is not None:
-            # If this fails, examples are made one by one below, so that the error names the bad
-            # one.
+            # If this fails, examples are made one by one below, so that the error can name the
+            # invalid example.
             with contextlib.suppress(UnusableExampleError):
                 batch = self._batch_function(self._source.read_rows(index_B))
-                forms = {key: (array.shape[1:], array.dtype) for key, array in batch.items()}
-                is_narrow = not any(dtype in NARROWED_DTYPES for _, dtype in forms.values())
-                if forms == self.array_specs and is_narrow:
+                specs = {key: (array.shape[1:], array.dtype) for key, array in batch.items()}
+                is_narrow = not any(dtype in NARROWED_DTYPES for _, dtype in specs.values())
+                if specs == self.array_specs and is_narrow:
                     return batch
         if self._cache is None:
             batch = self._allocate_batch(len(index_B))
             self._fill_rows(batch, range(len(index_B)), index_B.tolist(), position_B.tolist())
             return batch
-        # Two threads may make the same example and write the same bytes. It counts as cached once
-        # it is complete.
-        missing = np.unique(index_B[~self._is_cached[index_B]])
+        # Two threads may make the same example and write the same bytes. An example counts as
+        # cached once it is complete.
+        missing = np.unique(index_B[~self._is_cached_N[index_B]])
         self._fill_rows(self._cache, missing.tolist(), missing.tolist(), missing.tolist())
-        self._is_cached[missing] = True
+        self._is_cached_N[missing] = True
         return {key: array[index_B] for key, array in self._cache.items()}
 
     def _check_values(self, batch: Batch, index_B: Indices) -> None:
@@ -230,7 +233,8 @@ class Examples:
         try:
             # A source or task with a parameter `rng` always gets a generator, even if it draws
             # nothing.
-            if item is None and not self._is_random and not any(self._takes_rng):
+            takes_rng = self._source_takes_rng or self._task_takes_rng
+            if item is None and not self._is_random and not takes_rng:
                 example = self._example(self._source[index])
             else:
                 example = self._draw_example(index, position, item)
@@ -243,13 +247,14 @@ class Examples:
         except UnusableExampleError as error:
             raise self._data_error(index, str(error)) from error
         except (Exception, SystemExit) as error:
-            place = self._describe_location()
-            raise unreadable_example_error(self._source, index, error, place) from error
+            location = self._describe_location()
+            raise unreadable_example_error(self._source, index, error, location) from error
 
     def _draw_example(self, index: int, position: int, item: Item | None) -> Mapping[str, Any]:
         """Make an example with the random numbers of its position, or those of a worker."""
         entropy = order.example_entropy(self._settings.seed, self._settings.purpose, position)
-        rng = np.random.default_rng(entropy) if any(self._takes_rng) else None
+        takes_rng = self._source_takes_rng or self._task_takes_rng
+        rng = np.random.default_rng(entropy) if takes_rng else None
         generators: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if item is not None:
             rng = rng if item.rng is None else item.rng
@@ -257,7 +262,7 @@ class Examples:
                 generators = order.restore_generators(item.state)
         elif self._is_seeded:
             generators = order.seed_generators(entropy)
-        keywords = {"rng": rng} if self._takes_rng[1] else {}
+        keywords = {"rng": rng} if self._task_takes_rng else {}
         with generators:
             raw = self._source.read_example(index, rng) if item is None else item.value
             return self._example(raw, **keywords)
@@ -290,8 +295,8 @@ class Examples:
 
     def _allocate_batch(self, rows: int) -> Batch:
         return {
-            key: np.empty((rows, *form.shape), narrow_dtype(form.dtype))
-            for key, form in self.array_specs.items()
+            key: np.empty((rows, *spec.shape), narrow_dtype(spec.dtype))
+            for key, spec in self.array_specs.items()
         }
 
 
@@ -300,7 +305,7 @@ def first_not_finite(array: Array) -> tuple[int, Any] | None:
     try:
         positions = np.argwhere(~np.isfinite(array))
     except TypeError:
-        # A dtype of another library may have no such numbers.
+        # np.isfinite does not support the dtypes of some other libraries.
         return None
     if not len(positions):
         return None

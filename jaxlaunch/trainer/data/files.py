@@ -1,10 +1,10 @@
-"""The files of a source: globs in the same order on every host, digests, and cached objects.
+"""Finds, reads and hashes the files of a source, which may be objects in a bucket.
 
-A file is a local path or a URL of an object store. Blocks of objects, and whole objects of
-array_record, are copied to the local disk, in a folder that the processes of a host share. The name
-of a copy contains the object's size, its generation or digest and its time, so that a changed
-object is never mixed with an old copy. The folder may grow until a tenth of the disk is free;
-blocks that do not fit are fetched again.
+A file is a local path or a URL of an object store. The cache on the local disk, which the processes
+of a host share, has copies of blocks of objects, and of whole objects if they are array_record
+files. The name of a copy is a hash of the object's URL, size and version, so that a changed object
+is never mixed with an old copy. The cache grows until only a tenth of the disk is free; blocks that
+do not fit are fetched again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import DataError, StorageError, TrainerError
 
-# The standard library of the running interpreter is text that exists on every machine.
+# The standard library of the interpreter, a text corpus that exists on every machine.
 STDLIB_SCHEME = "stdlib://"
 # These folders are installed next to the standard library and are not part of it.
 SITE_FOLDERS = ("site-packages", "dist-packages")
 WILDCARD = re.compile(r"[*?\[]")
 
-# Number of samples in a digest, whatever the amount of data.
+# Number of samples in a digest, for any amount of data.
 DIGEST_SAMPLES = 64
 SAMPLE_BYTES = 4096
 
@@ -55,9 +55,9 @@ def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
     for pattern in as_list(patterns):
         if pattern.startswith(STDLIB_SCHEME):
             root = sysconfig.get_path("stdlib")
-            site = tuple(os.path.join(root, folder, "") for folder in SITE_FOLDERS)
+            site_folders = tuple(os.path.join(root, folder, "") for folder in SITE_FOLDERS)
             matches = _glob_files(f"{glob.escape(root)}/{pattern.removeprefix(STDLIB_SCHEME)}")
-            matches = [path for path in matches if not path.startswith(site)]
+            matches = [path for path in matches if not path.startswith(site_folders)]
         elif remote.is_remote(pattern):
             if WILDCARD.search(pattern.partition("://")[2].split("/")[0]):
                 hint = "the name of a bucket is written in full"
@@ -113,7 +113,7 @@ def file_size(path: str) -> int:
 
 
 def mark_file(path: str) -> tuple[Any, ...]:
-    """Return the path and marks that differ once a file is written again, for caches in memory."""
+    """Return a key for caches in memory: the path, and marks that change when the file does."""
     if remote.is_remote(path):
         return path, *stat_object(path)
     try:
@@ -127,8 +127,8 @@ def read_bytes(path: str, offset: int, count: int) -> bytes:
     """Read up to `count` bytes of a file from `offset`. Raises StorageError, OSError."""
     if remote.is_remote(path):
         return read_object(path, offset, count)
-    # The file is opened for every read. No handles stay open, and a truncated file raises an error
-    # instead of the SIGBUS of a memory map.
+    # The file is opened for every read, so that no file descriptors stay open. A memory map of a
+    # file that is truncated later would end the process with SIGBUS.
     with open(path, "rb", buffering=0) as file:
         file.seek(offset)
         return file.read(count) or b""
@@ -143,12 +143,12 @@ def sample_digest(paths: Sequence[str]) -> str:
     """Hash names, sizes and a bounded sample of the content to 12 hexadecimal digits.
 
     The common folder is not part of the digest, because the same data may be mounted elsewhere on
-    the next machine or be in a bucket.
+    the next machine, or be in a bucket.
 
     trainer/text/recipe hashes every byte of the files that `prepare` and preferences read. The
-    files here are read in place, may have terabytes, and have no shared folder for digests, so
-    every process would read all of them at every start. Do not change the digest: runs in progress,
-    whose checkpoints contain it, would refuse to resume.
+    files here are read in place and may have terabytes, so every process would read all of them at
+    every start. Do not change the digest: checkpoints contain it, so runs in progress could not
+    resume.
     """
     digest = hashlib.sha256()
     for path, name in zip(paths, relative_names(paths), strict=True):
@@ -162,7 +162,7 @@ def sample_digest(paths: Sequence[str]) -> str:
 
 
 def relative_names(paths: Sequence[str]) -> list[str]:
-    """Return the paths relative to their common folder, the root for files mixed with objects."""
+    """Return the paths relative to their common folder, or to / for files mixed with objects."""
     if len(paths) == 1:
         root = os.path.dirname(paths[0])
     else:
@@ -173,7 +173,7 @@ def relative_names(paths: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def report_damage(path: str, problem: str = "is truncated or damaged") -> Iterator[None]:
-    """Convert the errors of a damaged file to DataError; those of the file system are unchanged."""
+    """Convert errors of a damaged file to DataError. Errors of the file system are unchanged."""
     try:
         yield
     except TrainerError:
@@ -254,18 +254,18 @@ def read_object(url: str, offset: int, count: int) -> bytes:
     end = min(offset + count, stat_object(url).size)
     starts = range(offset - offset % BLOCK_BYTES, end, BLOCK_BYTES) if end > offset else ()
     return b"".join(
-        _read_copy(url, start, max(offset, start), min(end, start + BLOCK_BYTES))
+        _read_within_block(url, start, max(offset, start), min(end, start + BLOCK_BYTES))
         for start in starts
     )
 
 
-def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
-    """Return bytes `low` to `high` of the block that begins at `start`.
+def _read_within_block(url: str, start: int, low: int, high: int) -> bytes:
+    """Return bytes `low` to `high` of an object, which are in the block that begins at `start`.
 
-    Only these bytes of the copy are read, because windows are far smaller than a block.
+    Only these bytes of the block's copy are read, because an example is far smaller than a block.
     """
     size = min(BLOCK_BYTES, stat_object(url).size - start)
-    # Without a readable copy, the object itself is read.
+    # If the copy cannot be read, the object itself is.
     path = _copy_folder(url) / f"{start // BLOCK_BYTES}"
     with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size == size:
@@ -273,7 +273,7 @@ def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
     return _read_block(url, start)[low - start : high - start]
 
 
-# If the disk has no room, windows in any order are mostly in one of these blocks.
+# If the disk has no room for copies, most reads are from one of these blocks in memory.
 @functools.lru_cache(maxsize=64)
 def _read_block(url: str, start: int) -> bytes:
     data = _fetch_range(url, start, min(start + BLOCK_BYTES, stat_object(url).size))
@@ -339,7 +339,7 @@ def _has_room(size: int) -> bool:
 
 
 def _write_copy(path: Path, parts: Iterable[bytes]) -> bool:
-    """Write a copy atomically, and return whether the disk accepted it."""
+    """Write a copy atomically. Return False if it cannot be written, for example to a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The copy is not synced, because training waits for each block. A copy with a wrong size is

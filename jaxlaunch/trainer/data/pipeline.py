@@ -1,4 +1,4 @@
-"""Batches of a source, computed from the step alone, so that a checkpoint needs no reader state.
+"""Reads the batches of a source, as a function of the step, so that a reader has no state to save.
 
 Example i of step s is at position p = s × B + i of an endless sequence: epoch p // N, index
 shuffle(seed, epoch)(p mod N). Batches run across the ends of epochs, so each example occurs once
@@ -51,7 +51,10 @@ flags.FLAGS.set_default("grain_py_traceback_filtering", "off")
 
 
 class Pipeline:
-    """This process's rows of every training batch. Raises DataError if example 0 cannot be read."""
+    """The rows of training batches that this process reads.
+
+    Raises DataError if example 0 cannot be read.
+    """
 
     def __init__(
         self,
@@ -76,21 +79,21 @@ class Pipeline:
 
     @property
     def array_specs(self) -> Mapping[str, ArraySpec]:
-        """Shape and dtype of every example by key, as `example` makes them."""
+        """Shape and dtype of the arrays of every example, by key."""
         return self._examples.array_specs
 
     def batch_specs(self, count: int = 1) -> Mapping[str, ArraySpec]:
-        """Return shape and dtype of a global batch of `count` steps by key, including `weight`."""
+        """Return shape and dtype of the arrays of a global batch for `count` steps."""
         shape = (self._batch,) if count == 1 else (self._batch, count)
         return _batch_specs(self.array_specs, shape)
 
     @property
     def note(self) -> str | None:
-        """A hint for the user on how the examples are read, or None."""
+        """A hint on how to read the examples faster, or None."""
         return self._examples.note
 
     def read_batch(self, step: int, count: int = 1) -> Batch:
-        """Return the rows of `count` steps from `step` on, as `iterate` shapes them."""
+        """Return this process's rows of `count` steps from `step` on, in the shape of `iterate`."""
         steps = [range(step, step + count)]
         batches = iterate_batches(self._read_rows, steps, self._rows, threads=self._threads)
         with contextlib.closing(batches):
@@ -98,7 +101,7 @@ class Pipeline:
         return batch
 
     def describe_not_finite(self, step: int) -> str | None:
-        """Describe the first non-finite example of `step`, in this process's rows or all."""
+        """Describe the first non-finite example of `step`, if possible one of this process."""
         for rows in (self._rows, range(self._batch)):
             index_B, position_B = self._row_indexes(step, rows), self._row_positions(step, rows)
             if fault := self._examples.describe_not_finite(index_B, position_B):
@@ -106,7 +109,7 @@ class Pipeline:
         return None
 
     def example_ids(self, step: int) -> list[int]:
-        """Return the source indexes of the rows of `step`, in order."""
+        """Return the indexes of this process's examples of `step`, in order."""
         ids: list[int] = self._row_indexes(step, self._rows).tolist()
         return ids
 
@@ -139,15 +142,15 @@ class Pipeline:
 
     def _row_indexes(self, step: int, rows: range) -> Indices:
         start, stop = (step * self._batch + row for row in (rows.start, rows.stop))
-        return self._source.example_indexes(start, stop, seed=self._seed, shuffle=self._shuffle)
+        return self._source.example_indices(start, stop, seed=self._seed, shuffle=self._shuffle)
 
 
 class Evaluation:
-    """This process's rows of the evaluation set, in order; may be iterated any number of times.
+    """The rows of the evaluation set that this process reads, in order. May be iterated repeatedly.
 
     If the set has several parts, each batch belongs to one part. The last batch of a part is filled
     up with examples of weight 0, so that every process has the same number of batches of the same
-    shape. If `batches` is smaller than the whole set, each part gets a share by its examples, and
+    shape. If `batches` limits their number, each part gets a share in proportion to its size, and
     at least one batch.
     """
 
@@ -202,15 +205,18 @@ class Evaluation:
         return Prefetcher(batches, ahead=1)
 
     def batch_specs(self) -> Mapping[str, ArraySpec]:
-        """Return shape and dtype of a global batch by key, its `weight` included."""
+        """Return shape and dtype of the arrays of a global batch."""
         return _batch_specs(self._examples.array_specs, (self._batch,))
 
-    def example_indexes(self, number: int) -> Indices:
+    def example_indices(self, number: int) -> Indices:
         """Return the indexes of all examples of a batch, [B], including those that fill it up."""
         return self._locate_rows(number, range(self._batch))[1]
 
     def _locate_rows(self, number: int, rows: range) -> tuple[range, Indices, Indices]:
-        """Return the part of a batch, and the indexes and unwrapped positions of these rows."""
+        """Return the part of a batch, and the indexes and positions of its `rows`.
+
+        Positions beyond the end of the part wrap around to its first indexes.
+        """
         _, part, batch_number = self._batches[number]
         position_B = batch_number * self._batch + np.arange(rows.start, rows.stop)
         # Fill up with real examples, because a model may produce NaN for zeros, and 0 × NaN is NaN.
@@ -218,7 +224,7 @@ class Evaluation:
 
     def _read_rows(self, number: int, rows: range) -> Batch:
         part, index_B, position_B = self._locate_rows(number, rows)
-        # Examples are drawn by index, so that every evaluation sees the same ones.
+        # The position is the index, so that every evaluation draws the same random numbers.
         batch = self._examples.read(index_B, index_B)
         batch["weight"] = (position_B < len(part)).astype(np.float32)
         return batch
@@ -228,14 +234,14 @@ def _batch_specs(
     example_specs: Mapping[str, ArraySpec], batch_shape: tuple[int, ...]
 ) -> Mapping[str, ArraySpec]:
     specs = {
-        key: ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype))
-        for key, form in example_specs.items()
+        key: ArraySpec((*batch_shape, *spec.shape), narrow_dtype(spec.dtype))
+        for key, spec in example_specs.items()
     }
     return specs | {"weight": ArraySpec(batch_shape, np.dtype(np.float32))}
 
 
 def _divide_batches(batches: int, capacities: Sequence[int]) -> list[int]:
-    """Divide batches among parts with these maximums: one each, the others in proportion."""
+    """Divide batches among parts: at least one each, the others in proportion to `capacities`."""
     extra_batches = max(0, batches - len(capacities))
     extra_capacity = max(1, sum(capacities) - len(capacities))
     counts = [min(count, 1 + extra_batches * (count - 1) // extra_capacity) for count in capacities]
@@ -262,11 +268,11 @@ def iterate_batches(
     threads: int,
     put: Callable[[Batch], Any] | None = None,
 ) -> grain.DatasetIterator[Any]:
-    """Iterate over the batches that `read` makes of `steps` and rows; `threads` share each batch.
+    """Iterate over `read(step, rows)` for each of `steps`, with `threads` that share each batch.
 
-    `put` runs in the consuming thread. With several threads the next batch is started while one is
-    consumed; with one, the consuming thread itself reads. The exceptions of `read` are raised
-    unchanged where the batch is consumed.
+    Several threads read the next batch while one is consumed; a single thread is the consuming
+    thread itself, which also calls `put`. The exceptions of `read` are raised unchanged where the
+    batch is consumed.
     """
     part_count = min(threads, len(rows))
     edges = [rows.start + len(rows) * part // part_count for part in range(part_count + 1)]
@@ -290,11 +296,12 @@ def iterate_batches(
 
 
 class Prefetcher(Iterator[T]):
-    """The items of `batches` in order, with `ahead` of them prefetched by one thread.
+    """An iterator whose thread prefetches the next `ahead` items of `batches`.
 
-    The consumer may wait with a time limit, which grain does not support. Exceptions are raised by
-    `get` and `next` in order, and end the iteration. Like grain's threads, this one makes an
-    exiting interpreter wait for the read in progress; the trainer exits by os._exit.
+    The consumer may wait with a time limit, which grain does not support. `get` and `next` raise
+    the exceptions of `batches` in order, and an exception ends the iteration. Like grain's threads,
+    this one makes an exiting interpreter wait for the read in progress; the trainer therefore exits
+    with os._exit.
     """
 
     def __init__(self, batches: grain.DatasetIterator[T], *, ahead: int) -> None:
@@ -312,7 +319,7 @@ class Prefetcher(Iterator[T]):
         future = self._futures[0]
         if not future.done() and wait([future], timeout_s).not_done:
             return None
-        # A future that raises stays in front, so that the next call raises again.
+        # A future that raises stays first, so that the next call raises again.
         batch = future.result()
         self._futures.popleft()
         self._submit_reads(self._ahead)
@@ -338,7 +345,7 @@ class ExampleLog:
 
     Each step has a line, `{"step": 7, "ids": [3, 1, 4]}`; the ids are indexes of the source, in the
     order of the rows. A run that resumes at step s first drops the lines of s and later steps, also
-    those of processes that no longer exist. Raises OSError if the folder is not writable.
+    from the files of processes that no longer exist. Raises OSError if the folder is not writable.
     """
 
     def __init__(
@@ -354,7 +361,7 @@ class ExampleLog:
                 match = re.fullmatch(r"process-(\d+)\.jsonl", other_path.name)
                 if match and int(match[1]) >= processes:
                     _drop_steps(other_path, start_step)
-        # It is closed by `close`.
+        # `close` closes it.
         self._file = open(path, "a", opener=regular_files.open_regular)  # noqa: SIM115
 
     def write_step(self, step: int, ids: list[int]) -> None:

@@ -1,9 +1,10 @@
-"""Records of array_record files: arrays by name as a tf.train.Example, without TensorFlow.
+"""Encodes arrays by name as records of array_record files, without TensorFlow.
 
-A string is a bytes_list, one integer or boolean an int64_list, one float32 a float_list. Any other
-array is a bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` reads
-them. The feature `jaxlaunch/arrays` describes them as JSON, {key: [dtype, shape]}, with the dtype
-as numpy writes it (`<f4`); the records of other writers do not have it.
+A record is a tf.train.Example. Strings are stored in a bytes_list, a single integer or boolean in
+an int64_list, and a single float32 in a float_list. Any other array is one entry of a bytes_list:
+its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` reads them. The feature
+`jaxlaunch/arrays` has the dtype and shape of each array as JSON, {key: [dtype, shape]}, with the
+dtype in NumPy's notation (`<f4`). The records of other writers do not have this feature.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
 
     **Arguments:**
 
-    - `path`: of the file, such as `train-0.array_record`.
+    - `path`: path of the file, such as `train-0.array_record`.
     - `examples`: dicts of arrays by name, of any shape: numbers, booleans and fixed-width strings.
 
     **Returns:**
 
-    How many examples the file holds.
+    The number of examples in the file.
 
     **Raises:**
 
-    `TypeError` for other values, `ValueError` for the name `jaxlaunch/arrays`, which is taken.
+    `TypeError` for other values, `ValueError` for the reserved name `jaxlaunch/arrays`.
 
     **Example:**
 
@@ -75,9 +76,9 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
 def _example_module() -> Any:
     """Import the module of tf.train.Example.
 
-    While its package is imported, it replaces `builtins.__import__` by a function that refuses
-    relative imports. If a thread decodes an image at that time, the imports of Pillow would raise
-    ValueError.
+    The package of this module replaces `builtins.__import__` while it is imported, by a function
+    that rejects relative imports. If a thread decoded an image at that time, Pillow's own imports
+    would raise ValueError.
     """
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -91,7 +92,7 @@ def encode_example(example: Mapping[str, Any]) -> bytes:
     if ARRAYS_FEATURE in example:
         problem = "describes the other keys of a record; rename it"
         raise ValueError(f"the key {ARRAYS_FEATURE} {problem}")
-    array_forms = {}
+    array_specs = {}
     for key, value in example.items():
         array = np.asarray(value)
         kind, is_scalar, feature = array.dtype.kind, array.ndim == 0, features[key]
@@ -110,17 +111,17 @@ def encode_example(example: Mapping[str, Any]) -> bytes:
             feature.float_list.value.append(float(array))
         else:
             feature.bytes_list.value.append(array.tobytes())
-        array_forms[key] = [array.dtype.str, array.shape]
-    features[ARRAYS_FEATURE].bytes_list.value.append(json.dumps(array_forms).encode())
+        array_specs[key] = [array.dtype.str, array.shape]
+    features[ARRAYS_FEATURE].bytes_list.value.append(json.dumps(array_specs).encode())
     return bytes(record.SerializeToString(deterministic=True))
 
 
 def decode_record(record: bytes) -> dict[str, Any]:
     """Return the values of one record by key, as arrays of their original shapes and dtypes.
 
-    The records of other writers contain int64 or float32, a scalar for one number and else a
-    vector, and bytes for one string and else a list. Raises ValueError if the record is not a
-    tf.train.Example, or is truncated.
+    In a record of another writer, numbers are int64 or float32, and strings are bytes. A feature
+    with one value becomes a scalar, and a feature with several becomes a vector, or a list of
+    bytes. Raises ValueError if the record is not a tf.train.Example, or is truncated.
     """
     try:
         features = _example_module().Example.FromString(record).features.feature
@@ -130,8 +131,8 @@ def decode_record(record: bytes) -> dict[str, Any]:
     if not features:
         raise ValueError("not a tf.train.Example: it has no features")
     if ARRAYS_FEATURE in features:
-        forms = _parse_forms(features[ARRAYS_FEATURE].bytes_list.value[0])
-        return {key: _decode_array(key, features[key], dtype, shape) for key, dtype, shape in forms}
+        specs = _parse_specs(features[ARRAYS_FEATURE].bytes_list.value[0])
+        return {key: _decode_array(key, features[key], dtype, shape) for key, dtype, shape in specs}
     example: dict[str, Any] = {}
     for key, feature in features.items():
         values = _feature_values(feature)
@@ -143,9 +144,9 @@ def decode_record(record: bytes) -> dict[str, Any]:
 
 # Most records have the same arrays, and parsing the JSON takes longer than reading the arrays.
 @functools.lru_cache(maxsize=4096)
-def _parse_forms(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
-    forms = json.loads(text).items()
-    return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in forms)
+def _parse_specs(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
+    specs = json.loads(text).items()
+    return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in specs)
 
 
 def _decode_array(

@@ -23,7 +23,7 @@ from jaxlaunch.trainer.data.order import Indices, example_indices
 from jaxlaunch.trainer.errors import DataError, StorageError
 
 Split = Literal["train", "eval"]
-"""Which examples are meant: those of the training, or those held out for evaluation."""
+"""A split of the data: the examples of the training, or those held out for evaluation."""
 SPLITS: tuple[Split, Split] = ("train", "eval")
 # Number of hexadecimal digits of the digest of an argument.
 DIGEST_DIGITS = 12
@@ -31,10 +31,10 @@ _ARGUMENTS_MARK = "args sha256 "
 
 
 class Source:
-    """The interface of what a task's `source` returns.
+    """The interface of a dataset, which a task's `source` returns.
 
-    It has examples with the indexes 0 to len − 1, and each can be read at any time, whatever
-    was read before. A source of your own inherits from this class. A class that has these methods
+    It has examples with the indexes 0 to len − 1, and each can be read at any time, in any
+    order. A source of your own inherits from this class. A class that has these methods
     without inheriting them also works.
 
     A source may also have a `name`, one or two words that error messages use for it (by default its
@@ -87,19 +87,19 @@ class Source:
 
 
 class DataSource(Source):
-    """A source as the trainer reads it.
+    """The interface through which the trainer reads a source.
 
     Attributes:
-        takes_rng: Whether `__getitem__` has a parameter `rng`, a numpy Generator for this reading
-            of the example.
-        may_draw: Whether two readings of an example may differ.
-        workers: Number of processes that may read the examples, 0 for none. Each opens the source
-            by `opener`.
+        takes_rng: Whether `__getitem__` has a parameter `rng`, a numpy Generator from which this
+            read of the example draws.
+        may_draw: Whether an example may differ each time it is read.
+        workers: Number of processes that may read the examples, 0 for none. Each calls `opener` to
+            open the source.
         opener: Name of the function that opens the source, `module:function`, and its arguments.
-        has_rows: Whether `read_rows` gives many examples at once.
-        is_of_user: Whether a user has written the source.
+        has_rows: Whether `read_rows` is implemented.
+        is_of_user: Whether a user has written the class of the source.
         place: Where a user's dataset is defined, such as "data.py:12".
-        notes: Sentences about the data that a run prints when it starts.
+        notes: Sentences that a run prints about the data when it starts.
     """
 
     takes_rng: bool = False
@@ -122,12 +122,12 @@ class DataSource(Source):
         """Return the stacked values of `self[index]` by key, [B, ...], as a copy."""
         raise NotImplementedError
 
-    def example_indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
+    def example_indices(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
         """Return the indexes at positions `start` to `stop - 1` of the endless sequence."""
         return example_indices(start, stop, length=len(self), seed=seed, shuffle=shuffle)
 
     def epochs_by_part(self, positions: int) -> dict[str, float]:
-        """Return the passes over each part in the first `positions` of the sequence, by name."""
+        """Return the number of epochs of each part in the first `positions`, by name."""
         return {}
 
     @property
@@ -150,7 +150,7 @@ class DataSource(Source):
 
 
 class DerivedSource(DataSource):
-    """A source whose examples are derived from another; its fingerprint is that of the other."""
+    """A source with examples derived from another source, whose fingerprint it has."""
 
     def __init__(self, source: Source) -> None:
         self._source, self.name = as_data_source(source), source_name(source)
@@ -161,11 +161,11 @@ class DerivedSource(DataSource):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The metadata of the other source."""
+        """The metadata of the underlying source."""
         return self._source.metadata
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the other source."""
+        """Return the fingerprint of the underlying source."""
         return self._source.fingerprint()
 
 
@@ -184,15 +184,15 @@ class _UserSource(DataSource):
     may_draw = is_of_user = True
 
     def __init__(self, source: _WithSourceMethods) -> None:
-        # A source that does not inherit from Source may lack these two.
+        # A source that does not inherit from Source may lack `name` and `is_light`.
         self._source, self.name = source, str(getattr(source, "name", "") or type(source).__name__)
         self.is_light = bool(getattr(source, "is_light", False))
         self.takes_rng = order.takes_rng(source.__getitem__)
 
     @functools.cached_property
     def _length(self) -> int:
-        # The length is read once: it determines the order of a run on every process, and a user's
-        # __len__ may be slow or change.
+        # The length is read once, because it determines the order of the examples on every process,
+        # and a user's __len__ may be slow or change.
         return len(self._source)
 
     def __len__(self) -> int:
@@ -222,17 +222,17 @@ def source_name(source: Source) -> str:
 
 
 def describe_definition(source: DataSource) -> str:
-    """Return the place of a user's dataset as a message's suffix, empty for built-in sources."""
+    """Return the place of a user's dataset as the suffix of a message, or an empty string."""
     return f" ({source.place})" if source.place else ""
 
 
 def unreadable_example_error(
     source: DataSource, index: int, error: BaseException, place: str = ""
 ) -> DataError | StorageError:
-    """Return the error of a run in which example `index` raised `error`, with the user's line.
+    """Return the error that ends a run after `error` was raised while an example was read.
 
-    `place` is used if the traceback contains no line of the user; it defaults to the place of the
-    dataset.
+    The message ends with the line of user code that raised `error`, or else with `place`, whose
+    default is the definition of the dataset.
     """
     location = user_code.raised_at(error)
     suffix = f" ({location})" if location else place or describe_definition(source)
@@ -247,7 +247,7 @@ def unreadable_example_error(
 
 
 def fingerprint_arguments(args: Mapping[str, Any]) -> str:
-    """Return a text that is equal if all arguments are equal, without their values."""
+    """Return a text that identifies the arguments without containing their values."""
     if args:
         return f"{_ARGUMENTS_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}"
     return "args {}"

@@ -1,16 +1,16 @@
-"""Which items are held out for evaluation: a seeded hash of the identity of each.
+"""Chooses the items that are held out for evaluation, by a seeded hash of each item's identity.
 
-An item is held out if the hash of its identity is below a share of all 64-bit numbers. So its side
-depends on itself, the share and the seed alone: it is the same on every host and after a resume,
-and it stays where it is while others are added before or behind it. Items with one identity, such
-as copies and the members of a group, are on the same side.
+An item is held out if its hash is below a share of all 64-bit numbers. Its split therefore depends
+only on the item, the share and the seed: it is the same on every host and after a resume, and does
+not change when other items are added. Items with the same identity, such as copies and the members
+of a group, are in the same split.
 
-A rule for each item alone may leave nothing of a small class on one side. Therefore the item with
-the highest hash is trained on where a class would have none to train on, and that with the lowest
-is held out where the share of a class is one item or more and none was drawn. Only such items
-change sides when others of their class are added.
+This rule alone might leave a small class without items in one split. If a class has no item to
+train on, its item with the highest hash is trained on. If the share of a class is one item or more
+and none is held out, its item with the lowest hash is. Only such items may change splits when
+others of their class are added.
 
-N items, U units of one identity each, P pairs of a class and a unit, C classes.
+N items, U units (the items of one identity), P pairs of a class and a unit, C classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jaxlaunch.trainer.errors import DataError
 Keys = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
-# The increment of splitmix64.
+# The increment of splitmix64, used as the key of hashes.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 HASH_RANGE = 2**64
 # Bytes at the beginning and the end of an image or a file that identify its content, together with
@@ -45,13 +45,13 @@ MAX_NAMES = 5
 
 
 class SplitPart(NamedTuple):
-    """The items of a split: the k-th is item `index_K[k]` of all."""
+    """The items of a split: item k of the split is item `index_K[k]` of the whole set."""
 
     index_K: npt.NDArray[np.int64]
     label: str
 
     def pick(self, number: int) -> int:
-        """Return the index of an item of the split among all."""
+        """Return the index in the whole set of an item of the split."""
         return int(self.index_K[number])
 
 
@@ -68,7 +68,8 @@ def hash_text(text: str) -> int:
 def hash_value(value: Any) -> int:
     """Return the hash of a value of JSON or of a table.
 
-    7, 7.0 and "7" are equal, and so are a key without a value, as Parquet adds it, and no key.
+    7, 7.0 and "7" have the same hash. A key whose value is null, which Parquet adds, counts as a
+    missing key.
     """
     if isinstance(value, bytes):
         return hash_bytes(value)
@@ -86,15 +87,15 @@ def _drop_nulls(value: Any) -> Any:
 
 
 def rank_keys(key_N: Keys, seed: int) -> Keys:
-    """Return the hash of seed and identity that decides on which side an item is."""
+    """Return the hash of seed and identity that determines the split of each item."""
     seed_hash = hash_uint64(np.array([seed], np.uint64), GOLDEN)
     return hash_uint64(key_N ^ seed_hash, GOLDEN)
 
 
 def held_out_limit(share: float, lowest: int, highest: int) -> int:
-    """Return the limit below which a rank is held out, for items with ranks in this range.
+    """Return the rank below which items are held out, for ranks from `lowest` to `highest`.
 
-    At least one item is on each side if there are two ranks; a single one is trained on.
+    Each split gets at least one item if the ranks differ; otherwise all items are trained on.
     """
     if not share or lowest >= highest:
         return 0
@@ -110,11 +111,16 @@ def choose_held_out(
     has_groups: bool = False,
     max_copies: int | None = None,
 ) -> Mask:
-    """Return for each item whether it is held out, from the hashes of their identities.
+    """Return for each item whether it is held out.
 
-    `class_N` are the classes of the items, if they are known. Items with one hash are on one side,
-    except that copies are divided where a class has nothing else (unless `has_groups`), and beyond
-    each `max_copies` of them.
+    Args:
+        key_N: Hashes of the identities. Items with the same hash are in the same split, except for
+            copies in a class that has nothing else, and for more than `max_copies` copies.
+        share: Share of the items to hold out.
+        seed: Seed of the choice.
+        class_N: Classes of the items, or None if they have none.
+        has_groups: Whether the identities are groups, whose items are always in the same split.
+        max_copies: Number of copies that are kept together; None for all.
     """
     if not share or not len(key_N):
         return np.zeros(len(key_N), bool)
@@ -139,7 +145,7 @@ def choose_held_out(
 def _divide_copies(
     key_N: Keys, class_N: npt.NDArray[np.int64], share: float, max_copies: int | None
 ) -> Keys:
-    """Return other hashes for copies that may be divided. The first ones keep theirs."""
+    """Replace the hashes of those copies that may be in different splits, except the first ones."""
     unit_U, unit_N, count_U = np.unique(key_N, return_inverse=True, return_counts=True)
     if len(unit_U) == len(key_N):
         return key_N
@@ -147,13 +153,14 @@ def _divide_copies(
     copy_N = np.empty(len(key_N), np.uint64)
     copy_N[order_N] = np.arange(len(key_N)) - (np.cumsum(count_U) - count_U)[unit_N[order_N]]
     classes = int(class_N.max()) + 1
-    first_C = np.full(classes, -1)
-    first_C[class_N] = unit_N
-    is_single_C = np.ones(classes, bool)
-    is_single_C[class_N[unit_N != first_C[class_N]]] = False
-    is_single_C &= (np.bincount(class_N) * share >= 1) | (classes == 1)
+    some_unit_C = np.full(classes, -1)
+    some_unit_C[class_N] = unit_N
+    # Classes that have only copies of one item, and enough of them to be divided.
+    is_divided_C = np.ones(classes, bool)
+    is_divided_C[class_N[unit_N != some_unit_C[class_N]]] = False
+    is_divided_C &= (np.bincount(class_N) * share >= 1) | (classes == 1)
     block_N = copy_N // np.uint64(max_copies or len(key_N))
-    block_N = np.where(is_single_C[class_N], copy_N, block_N)
+    block_N = np.where(is_divided_C[class_N], copy_N, block_N)
     return np.where(block_N > 0, hash_uint64(key_N ^ block_N, GOLDEN), key_N)
 
 
@@ -164,7 +171,7 @@ def _cover_classes(
     unit_N: npt.NDArray[np.int64],
     share: float,
 ) -> None:
-    """Move units of classes that lack one on a side; in `is_held_out_U`."""
+    """Update `is_held_out_U` so that each class has units in both splits, where possible."""
     units, classes = len(rank_U), int(class_N.max()) + 1
     class_P, unit_P = np.divmod(np.unique(class_N.astype(np.int64) * units + unit_N), units)
     class_starts = np.searchsorted(class_P, np.arange(classes + 1))
@@ -174,46 +181,46 @@ def _cover_classes(
     trained_C = np.bincount(class_P[~is_held_out_P], minlength=classes)
     held_out_C = np.bincount(class_P[is_held_out_P], minlength=classes)
 
-    def ranked_units(number: int) -> npt.NDArray[np.int64]:
-        members = unit_P[class_starts[number] : class_starts[number + 1]]
-        return np.asarray(members[np.argsort(rank_U[members])])
+    def ranked_units(label: int) -> npt.NDArray[np.int64]:
+        units_of_class = unit_P[class_starts[label] : class_starts[label + 1]]
+        return np.asarray(units_of_class[np.argsort(rank_U[units_of_class])])
 
     def unit_classes(unit: int) -> npt.NDArray[np.int64]:
         return np.asarray(class_P[by_unit_P[unit_starts[unit] : unit_starts[unit + 1]]])
 
-    for number in np.flatnonzero(trained_C == 0).tolist():
-        if not trained_C[number]:
-            unit = int(ranked_units(number)[-1])
+    for label in np.flatnonzero(trained_C == 0).tolist():
+        if not trained_C[label]:
+            unit = int(ranked_units(label)[-1])
             is_held_out_U[unit] = False
             trained_C[unit_classes(unit)] += 1
             held_out_C[unit_classes(unit)] -= 1
     is_expected_C = np.bincount(class_N) * share >= 1
-    for number in np.flatnonzero((held_out_C == 0) & is_expected_C).tolist():
-        _hold_out_one(number, ranked_units, unit_classes, is_held_out_U, trained_C, held_out_C)
-    # An evaluation needs one example, even of a small set.
-    for number in np.argsort(-trained_C, kind="stable").tolist():
+    for label in np.flatnonzero((held_out_C == 0) & is_expected_C).tolist():
+        _hold_out_one(label, ranked_units, unit_classes, is_held_out_U, trained_C, held_out_C)
+    # An evaluation needs at least one example, even of a small set.
+    for label in np.argsort(-trained_C, kind="stable").tolist():
         if is_held_out_U.any():
             break
-        _hold_out_one(number, ranked_units, unit_classes, is_held_out_U, trained_C, held_out_C)
+        _hold_out_one(label, ranked_units, unit_classes, is_held_out_U, trained_C, held_out_C)
 
 
 def _hold_out_one(
-    number: int,
+    label: int,
     ranked_units: Callable[[int], npt.NDArray[np.int64]],
     unit_classes: Callable[[int], npt.NDArray[np.int64]],
     is_held_out_U: Mask,
     trained_C: npt.NDArray[np.int64],
     held_out_C: npt.NDArray[np.int64],
 ) -> None:
-    """Hold out the first unit of a class without one, if every class keeps one to train on."""
-    if held_out_C[number]:
+    """Hold out one unit of a class that has none, if its classes keep one to train on."""
+    if held_out_C[label]:
         return
-    for unit in ranked_units(number).tolist():
-        members = unit_classes(unit)
-        if (trained_C[members] > 1).all():
+    for unit in ranked_units(label).tolist():
+        labels = unit_classes(unit)
+        if (trained_C[labels] > 1).all():
             is_held_out_U[unit] = True
-            trained_C[members] -= 1
-            held_out_C[members] += 1
+            trained_C[labels] -= 1
+            held_out_C[labels] += 1
             return
 
 
@@ -230,7 +237,7 @@ def split_part(
 
 
 def require_both(is_held_out_N: Mask, share: float, unit: str) -> None:
-    """Raise DataError if a share holds out none or all of the items, which `unit` names."""
+    """Raise DataError if one split has no items. The message calls them `unit`."""
     count = len(is_held_out_N)
     if share and (is_held_out_N.all() or not is_held_out_N.any()):
         lacking = "to train on" if is_held_out_N.all() and count > 1 else "to evaluate on"
@@ -242,7 +249,7 @@ def require_both(is_held_out_N: Mask, share: float, unit: str) -> None:
 
 
 def divided_note(key_N: Keys, is_held_out_N: Mask) -> list[str]:
-    """Return a warning for copies that are on both sides."""
+    """Return a warning if copies of an item are in both splits."""
     divided = np.intersect1d(key_N[is_held_out_N], key_N[~is_held_out_N])
     if not len(divided):
         return []
@@ -259,9 +266,13 @@ def lost_class_notes(
     names: Sequence[str],
     classes: int,
 ) -> list[str]:
-    """Return warnings for classes without an example to train on, or none that is held out.
+    """Return warnings for classes without examples in a split.
 
-    The arguments are the classes of the examples on both sides, None if nothing is held out.
+    Args:
+        train_N: Classes of the examples to train on.
+        held_out_N: Classes of the held-out examples; None if nothing is held out.
+        names: Names of the classes; empty if they have none.
+        classes: Number of classes.
     """
     consequences = (
         (train_N, "to train on", "no model learns them"),
@@ -273,11 +284,11 @@ def lost_class_notes(
             continue
         lost = np.flatnonzero(np.bincount(class_N, minlength=classes) == 0).tolist()
         if lost:
-            listed = [names[number] if names else str(number) for number in lost[:MAX_NAMES]]
+            lost_names = [names[number] if names else str(number) for number in lost[:MAX_NAMES]]
             more = f" and {len(lost) - MAX_NAMES} more" if len(lost) > MAX_NAMES else ""
             notes.append(
                 f"{len(lost)} of {classes} classes have no example {side} "
-                f"({', '.join(map(repr, listed))}{more}): {consequence}"
+                f"({', '.join(map(repr, lost_names))}{more}): {consequence}"
             )
     return notes
 
@@ -303,15 +314,15 @@ def name_files(patterns: Sequence[str], paths: Sequence[str]) -> list[str]:
 
 
 def _pattern_root(pattern: str) -> str:
-    """Return the folder of a pattern up to the first part with a wildcard, with its slash."""
+    """Return the folder of a pattern up to its first wildcard, with a trailing slash."""
     expanded = files.expand_stdlib(pattern)
     is_folder = not remote.is_remote(expanded) and os.path.isdir(expanded)
-    fixed = f"{expanded.rstrip('/')}/" if is_folder else files.WILDCARD.split(expanded)[0]
-    return fixed[: fixed.rfind("/") + 1]
+    prefix = f"{expanded.rstrip('/')}/" if is_folder else files.WILDCARD.split(expanded)[0]
+    return prefix[: prefix.rfind("/") + 1]
 
 
 def file_keys(names: Sequence[str], paths: Sequence[str]) -> Keys:
-    """Return the hash of each file's name; local files of equal content have one hash."""
+    """Return the hash of each file's name. Local files with equal content have the same hash."""
     key_N = np.array([hash_text(name) for name in names], np.uint64)
     by_size: dict[int, list[int]] = {}
     for number, path in enumerate(paths):
@@ -330,7 +341,7 @@ def file_keys(names: Sequence[str], paths: Sequence[str]) -> Keys:
 
 
 def sample_key(path: str, start: int, size: int) -> int:
-    """Return the hash of a range of a file: of its size, its beginning and its end."""
+    """Return a hash of the size, the beginning and the end of a range of a file."""
     data = files.read_bytes(path, start, min(size, SAMPLE_BYTES))
     if size > SAMPLE_BYTES:
         data += files.read_bytes(path, start + size - SAMPLE_BYTES, SAMPLE_BYTES)

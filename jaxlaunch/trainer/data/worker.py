@@ -1,7 +1,7 @@
 """A worker process that reads examples: `python -m jaxlaunch.trainer.data.worker SOCKET_FD`.
 
-It opens each source from the name of its opener and imports neither jax nor grain. It exits when
-the socket closes, which happens however the trainer ends.
+It calls the opener of each source by name, and imports neither jax nor grain. It exits when the
+socket closes, which the kernel does when the trainer ends for any reason.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PICKLE_ERRORS = (pickle.PicklingError, TypeError, AttributeError)
 
 
 def main() -> NoReturn:
-    """Answer requests until the trainer exits; the first message is the trainer's sys.path."""
+    """Answer requests until the trainer exits. The first message is the trainer's sys.path."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        # These signals reach the whole process group; the trainer decides when to end.
+        # These signals reach the whole process group, and the trainer decides when to stop.
         signal.signal(signal_number, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_exit_on_close, args=(channel,), daemon=True).start()
@@ -96,7 +96,7 @@ def _is_picklable(item: Item) -> bool:
 
 
 def _exit_on_close(channel: socket.socket) -> NoReturn:
-    """Exit when the other side of `channel` closes, also while an item is being read."""
+    """Exit when the trainer closes its end of `channel`, even while an item is being read."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     poll.poll()

@@ -2,12 +2,12 @@
 
 The processes are spawned and not forked, because JAX has threads, which do not survive a fork. A
 thread of the reader (trainer/data/pipeline) takes a free process, requests its part of a batch and
-waits. So parts stay in order, no more parts are started than there are processes, and the request
-of a killed process is repeated with a new one.
+waits for the answer. Parts therefore stay in order, and the number of processes limits the parts in
+memory. If a process is killed, a new one repeats its request.
 
-Messages are sent over a pair of sockets. Arrays follow the pickle (protocol 5) and arrive in
+Messages are sent over a pair of sockets. Large arrays follow the pickle (protocol 5) and arrive in
 writable memory. Shared memory would save one copy, but a pod has only 64 MiB of it by default, and
-a killed process would leak its part.
+a killed process would leak its share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jaxlaunch.trainer.errors import DataError, TrainerError
 
 # Number of processes that may be killed while they read one example before the run ends.
 MAX_TRIES = 3
-# A worker uses one core, and no accelerator even if the user's module imports jax.
+# A worker uses one core.
 ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Arrays of at least this size are sent outside the pickle.
 LARGE_BYTES = 4096
@@ -40,13 +40,13 @@ COUNT_FORMAT = struct.Struct("<Q")
 
 
 class RandomPolicy(NamedTuple):
-    """The source of the random numbers of the examples of a set (trainer/data/order)."""
+    """The seeds of the random numbers of examples (trainer/data/order)."""
 
     seed: int
     purpose: int
     # Whether the global generators are seeded for each example.
     is_seeded: bool
-    # Whether the task draws after the dataset, so that the states of the generators are returned.
+    # Whether the task continues to draw after the dataset, from the returned states.
     returns_state: bool
 
 
@@ -69,7 +69,7 @@ class Item(NamedTuple):
 
 
 def send_message(channel: socket.socket, message: Any) -> None:
-    """Send a message. Raises pickle's errors before anything is sent, and OSError."""
+    """Send a message. Raises OSError, and the errors of pickle before anything is sent."""
     large: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -106,7 +106,7 @@ def _read_bytes(channel: socket.socket, size: int) -> memoryview:
 
 
 class WorkerDiedError(Exception):
-    """A process ended during a request. The message is a predicate: `was killed by SIGKILL`."""
+    """Raised if a process ends during a request. The message is a predicate: `was killed by …`."""
 
 
 class Workers:
@@ -124,10 +124,9 @@ class Workers:
         return [worker.process.pid for worker in self._all if worker.process is not None]
 
     def read_items(self, request: Request) -> list[Item]:
-        """Return the items of a request, which is repeated if a process is killed.
+        """Return the items of a request, and repeat the request if a process is killed.
 
-        Raises the error of reading, and DataError naming the example at which several processes
-        were killed.
+        Raises the error of reading, or DataError if several processes are killed at one example.
         """
         worker = self._free.get()
         try:
@@ -176,7 +175,7 @@ class _Worker:
         return answer
 
     def stop(self) -> str:
-        """Close the socket, so that the process exits, and return how it ended as a predicate."""
+        """Close the socket, wait until the process exits, and describe its end as a predicate."""
         if self.process is None or self._channel is None:
             return "was never started"
         self._channel.close()
@@ -187,18 +186,21 @@ class _Worker:
         return f"left with exit code {code}"
 
     def _start_process(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
+        channel, worker_channel = socket.socketpair()
+        # A worker uses no accelerator, even if the user's module imports jax.
         environ = {**ENVIRONMENT, **isolated.inherited_environ(os.environ), "JAX_PLATFORMS": "cpu"}
-        with theirs:
+        with worker_channel:
             self.process = subprocess.Popen(
-                isolated.build_command("jaxlaunch.trainer.data.worker", str(theirs.fileno())),
+                isolated.build_command(
+                    "jaxlaunch.trainer.data.worker", str(worker_channel.fileno())
+                ),
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_channel.fileno()],
                 env=environ,
             )
-        self._channel = ours
-        send_message(ours, sys.path)
-        return ours
+        self._channel = channel
+        send_message(channel, sys.path)
+        return channel
 
 
 def _read_item(worker: _Worker, request: Request) -> Item:

@@ -240,11 +240,11 @@ def _table_items(path: str) -> Iterator[Item]:
         batches: Iterator[Any]
         if path.lower().endswith(".parquet"):
             file = parquet.ParquetFile(local)
-            name = build.image_column(None, path, file.schema_arrow)
+            name = build.find_image_column(None, path, file.schema_arrow)
             batches = file.iter_batches(COLUMN_ROWS, columns=[name])
         else:
             schema, batches = data_files.arrow_batches(pyarrow.memory_map(local))
-            name = build.image_column(None, path, schema)
+            name = build.find_image_column(None, path, schema)
             batches = (batch.select([name]) for batch in batches)
         row = 0
         for batch in batches:

@@ -186,7 +186,7 @@ class TaskModel:
             if not reports:
                 reports.append(task.start_classification())
             predictions, weight_B = jax.device_get(outputs)
-            reports[0].add_batch(predictions, weight_B, evaluation.example_indexes(number))
+            reports[0].add_batch(predictions, weight_B, evaluation.example_indices(number))
 
         means = self._evaluate_means(evaluation, task.score_batch, add_batch)
         return means, reports[0].to_record(task.class_names, evaluation.source.locate_example)

@@ -1,1 +1,1 @@
-"""Programs of `launcher prepare`."""
+"""The programs that `launcher prepare` runs."""

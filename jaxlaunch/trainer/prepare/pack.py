@@ -2,9 +2,10 @@
 
 It reads TRAIN_SPEC and prints one JSON object with a description of the packed data and the data
 block that reads it. It exits with a code of the contract: SIGINT and SIGTERM end it with 80, and
-the next run resumes. Examples are written as array_record, in files that appear when they are
-complete, so that a run that was killed and started again writes the same bytes. `jaxlaunch.json`,
-next to them, names the classes or, of a table, its columns with means and deviations.
+the next run resumes. Examples are written to array_record files, which appear when they are
+complete, so that a run that was killed and started again writes the same bytes. The file
+`jaxlaunch.json` next to them has the classes, or the columns of a table with their means and
+deviations.
 """
 
 from __future__ import annotations
@@ -38,23 +39,25 @@ from jaxlaunch.trainer.spec import ImageData, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, shards
 
-# This file exists from the start until everything is written, and contains the recipe.
+# This file exists until everything is written, and contains the recipe.
 IN_PROGRESS_FILE = "jaxlaunch.making"
-# Bytes of arrays in a file, at least.
+# Minimum size of the arrays in a file.
 MIN_SHARD_BYTES = 16 << 20
-# Files of a split, at most, because a reader keeps all of them open.
+# Maximum number of files of a split, because a reader keeps all of them open.
 MAX_SHARDS = 256
-PROGRESS_INTERVAL_S = 2.0  # seconds between two lines of progress
+# Interval between two lines of progress.
+PROGRESS_INTERVAL_S = 2.0
 StopCheck = Callable[[], bool]
 
 
 def pack_data(
     spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: StopCheck = lambda: False
 ) -> Any:
-    """Pack both splits of `spec.data` into `folder` and return the description written there.
+    """Pack both splits of `spec.data` into `folder` and return the content of NOTES_FILE.
 
-    `resize` reduces images whose shorter side has more pixels. Existing files are kept and verified
-    by their digests. Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
+    `resize` is the maximum length of the shorter side of an image. Existing files are kept and
+    verified by their digests. Raises DataError, SpecError, Stopped once `is_stopped`, and
+    StorageError.
     """
     sources = _open_sources(spec, resize)
     recipe = {
@@ -63,8 +66,8 @@ def pack_data(
         **_describe_source(spec, sources["train"]),
     }
     try:
-        with _lock_folder(folder, recipe) as is_begun:
-            if is_begun:
+        with _lock_folder(folder, recipe) as should_write:
+            if should_write:
                 files: dict[str, Any] = {}
                 for split, source in sources.items():
                     files |= _write_shards(folder, split, source, is_stopped)
@@ -85,7 +88,7 @@ def pack_data(
 
 
 def _open_sources(spec: TrainSpec, resize: int | None) -> dict[Split, DataSource]:
-    """Open the sources by split, with images in their own sizes and without augmentation."""
+    """Open the sources by split, with images in their original sizes and without augmentation."""
     is_images, setting = isinstance(spec.data, ImageData), f"train.data.source = {spec.data.source}"
     if not spec.data.is_packable:
         raise SpecError(f"{setting} is not packed; images and table are")
@@ -128,11 +131,11 @@ def _describe_source(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
-    """Lock the folder and yield whether to write. Raises DataError for a foreign folder."""
+    """Lock the folder and yield whether to write. Raises DataError if it has other content."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_recipe(folder, NOTES_FILE, recipe)
     if (folder / NOTES_FILE).exists():
-        # A process that was killed at the end has left this file.
+        # A process that was killed at the end may have left this file.
         (folder / IN_PROGRESS_FILE).unlink(missing_ok=True)
         yield False
         return
@@ -143,7 +146,7 @@ def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
             "an empty folder"
         )
     with (folder / IN_PROGRESS_FILE).open("a+") as file:
-        # On a file system without locks, drafts still have unique names.
+        # A file system without locks is safe, because drafts have unique names.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         _check_recipe(folder, IN_PROGRESS_FILE, recipe)
@@ -164,9 +167,8 @@ def _check_recipe(folder: Path, name: str, recipe: Mapping[str, Any]) -> None:
         # The file is missing, or truncated because its writer was killed.
         return
     for key, value in recipe.items():
-        old_value, new_value = (
-            json.dumps(content, sort_keys=True) for content in (existing.get(key), value)
-        )
+        old_value = json.dumps(existing.get(key), sort_keys=True)
+        new_value = json.dumps(value, sort_keys=True)
         if old_value != new_value:
             raise DataError(
                 f"{folder} holds records with {key} = {old_value[:200]}, and now it is "
@@ -177,7 +179,7 @@ def _check_recipe(folder: Path, name: str, recipe: Mapping[str, Any]) -> None:
 def _write_shards(
     folder: Path, split: str, source: DataSource, is_stopped: StopCheck
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Write the missing files of a split and yield all of them with descriptions."""
+    """Write the missing files of a split, and yield the name and the description of each file."""
     size = len(source) * sum(np.asarray(array).nbytes for array in source[0].values())
     count = min(max(1, -(-size // MIN_SHARD_BYTES)), MAX_SHARDS, len(source))
     reported_at = time.monotonic()
@@ -200,7 +202,7 @@ def _read_examples(
 ) -> Iterator[dict[str, Any]]:
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
-        # Few reads are started ahead, because decoded images are large.
+        # Only a few examples are read ahead, because decoded images are large.
         reads = (pool.submit(source.__getitem__, index) for index in indexes)
         pending = collections.deque(itertools.islice(reads, 2 * threads))
         while pending:

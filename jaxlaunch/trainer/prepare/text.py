@@ -1,8 +1,8 @@
 """Prepares the text of a job before it runs: `python -m jaxlaunch.trainer.prepare.text`.
 
 It reads TRAIN_SPEC and prints one JSON object with the folder and a report of each corpus. Existing
-files are verified to the byte. It exits with a code of the contract: SIGINT and SIGTERM end it with
-80, and the next run continues.
+files are verified by their digests. It exits with a code of the contract: SIGINT and SIGTERM end it
+with 80, and the next run resumes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def main() -> int:
 def prepare_before_start(
     environ: Mapping[str, str], is_stopped: Callable[[], bool], announce: Callable[[], None]
 ) -> None:
-    """Prepare the text of a run before its processes join, which could not wait for hours.
+    """Prepare the text of a run before its processes join, because a join would time out meanwhile.
 
-    `announce` is called if there is something to prepare. The defaults of a user's task are only
-    known after its import, so its text is prepared when it is opened. Raises the errors of
-    `prepare`, and Stopped.
+    `announce` is called if there is something to prepare. The defaults of a user's task are known
+    only after its import, so the text of such a task is prepared when it is opened. Raises the
+    errors of `prepare_text`, and Stopped.
     """
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
         spec = TrainSpec.model_validate(raw) if raw["task"] in TASKS else None
     except (KeyError, ValueError, TypeError):
-        # Reading the spec will report the fault.
+        # `read_spec` reports the fault later.
         return
     if spec is None or not texts_to_prepare(spec):
         return
@@ -87,7 +87,7 @@ def _prepare_each(
 def _prepare_corpus(
     spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], verify: bool
 ) -> dict[str, Any]:
-    # Reads files of array_record, which most runs need not import.
+    # This module imports array_record, which most runs do not need.
     from jaxlaunch.trainer.sources import text as sources
 
     length, vocab = token_sizes(spec)

@@ -1,4 +1,4 @@
-"""Files of array_record whose records are of type tf.train.Example (trainer/data/records)."""
+"""Sources of array_record files, whose records are tf.train.Examples (trainer/data/records)."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from jaxlaunch.trainer.spec import ArrayRecord, TrainSpec
 READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 # Buffer size of one file; array_record's own default is 1 MiB.
 READ_BYTES = 1 << 15
-# `launcher prepare` writes this file next to the files that it packs.
+# `launcher prepare` writes this file, with metadata, next to the files that it packs.
 NOTES_FILE = "jaxlaunch.json"
-# A process may often open 1,024 files. With more files than this, each has one reader.
+# A process may often open only 1,024 files. With more files than this, each has one reader.
 MAX_OPEN_FILES = 256
 
 
 def open_source(
     data: ArrayRecord, split: Split, spec: TrainSpec | None = None
 ) -> DataSource | None:
-    """Open the files of `split`, or its share of the records of files with both splits."""
+    """Open the files of `split`, or its records in files that contain both splits."""
     source = _open_records(data, split)
     if source is None or not data.changes_images:
         return source
-    # Imports Pillow, which text does not need.
+    # This imports Pillow, which text does not need.
     from jaxlaunch.trainer.data.augment import transform_images
 
     return transform_images(source, data, split)
@@ -53,15 +53,17 @@ def _open_records(data: ArrayRecord, split: Split) -> DataSource | None:
     if data.eval_path is not None or not data.eval_split:
         return Records(files.match_files(data.path)) if split == "train" else None
     all_records = Records(files.match_files(data.path))
-    key_N = all_records.identify(splits.name_files(files.as_list(data.path), all_records.paths))
+    key_N = all_records.identify_records(
+        splits.name_files(files.as_list(data.path), all_records.paths)
+    )
     is_held_out_N = splits.choose_held_out(key_N, data.eval_split, data.split_seed)
     splits.require_both(is_held_out_N, data.eval_split, "records")
     part = splits.split_part(is_held_out_N, split, share=data.eval_split, seed=data.split_seed)
-    return _Part(all_records, part)
+    return _RecordSplit(all_records, part)
 
 
 class Records(DataSource):
-    """All records of several files, in order."""
+    """All records of the files, in order."""
 
     def __init__(self, paths: list[str]) -> None:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
@@ -80,13 +82,13 @@ class Records(DataSource):
             return records.decode_record(self._files[file_index].read_record(record_index))
         except Exception as error:
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
-            place = f"example {index}, record {record_index} of {self.paths[file_index]}"
-            raise faults.error_kind(error)(f"{place}, cannot be read: {error}") from error
+            location = f"example {index}, record {record_index} of {self.paths[file_index]}"
+            raise faults.error_kind(error)(f"{location}, cannot be read: {error}") from error
 
-    def identify(self, names: Sequence[str]) -> splits.Keys:
-        """Return the hash of each record's place, for files of these names.
+    def identify_records(self, names: Sequence[str]) -> splits.Keys:
+        """Return the hash of each record's file name and position. `names` are those of the files.
 
-        Its content would have to be read at every start, from all files.
+        Hashes of the contents would require reading all files at every start.
         """
         keys = [np.zeros(0, np.uint64)]
         for name, file in zip(names, self._files, strict=True):
@@ -105,8 +107,8 @@ class Records(DataSource):
         return f"array_record, {len(self)} records in {len(self.paths)} files, sha256 {digest}"
 
 
-class _Part(DerivedSource):
-    """The records of a split."""
+class _RecordSplit(DerivedSource):
+    """The records of a split of files that contain both."""
 
     def __init__(self, whole: Records, part: splits.SplitPart) -> None:
         super().__init__(whole)
@@ -119,12 +121,12 @@ class _Part(DerivedSource):
         return self._source[self._part.pick(index)]
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the whole and the label of this part."""
+        """Return the fingerprint of the files and the label of the split."""
         return f"{self._source.fingerprint()}, {self._part.label}"
 
 
 def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
-    """Read the metadata of these files, empty if their folder has none. Raises DataError."""
+    """Read the metadata of these files, or return {} if there is none. Raises DataError."""
     folder, first_name = os.path.split(paths[0])
     path = os.path.join(folder, NOTES_FILE)
     names = remote.list_entries(folder) if remote.is_remote(path) else os.listdir(folder or ".")
@@ -140,28 +142,28 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _parse_notes(mark: tuple[Any, ...]) -> Any:
-    """Parse the metadata at a path, which are cached until the file is written again."""
+    """Parse the metadata file of `mark`, and cache the result until the file changes."""
     path = mark[0]
     return json.loads(files.read_bytes(path, 0, files.file_size(path)))
 
 
 class RecordFile:
-    """One array_record file with up to `max_idle` open readers. Raises DataError for others."""
+    """An array_record file with up to `max_idle` idle readers. Raises DataError for other files."""
 
     def __init__(self, path: str, max_idle: int) -> None:
         self._path = files.local_path(path)
         try:
             self.count = len(ArrayRecordDataSource(self._path))
         except Exception as error:
-            # C++ raises a RuntimeError, also for a truncated file. For a file that is too small it
-            # only reports the size, which does not help.
+            # The C++ code raises RuntimeError, also for a truncated file. Its message for a file
+            # that is too small only has the size, which does not help.
             reason = str(error).partition(";")[0]
             detail = "" if "64KB" in reason else f" ({reason})"
             raise DataError(
                 f"{path} is not an array_record file, or is truncated{detail}; data.source = "
                 "array_record reads only such files"
             ) from error
-        # Readers that no thread uses. Each has its own position and an open file.
+        # Readers that no thread uses. Each has an open file and its own position in it.
         self._idle: deque[Any] = deque(maxlen=max_idle)
 
     def read_record(self, number: int) -> bytes:
@@ -174,6 +176,6 @@ class RecordFile:
             )
         reader.seek(number)
         record: bytes = reader.read()
-        # A reader that has failed would fail again, so only readers that succeeded are reused.
+        # A reader that failed would fail again, so only a reader that succeeded is reused.
         self._idle.append(reader)
         return record

@@ -1,4 +1,4 @@
-"""Opens the source of `train.data`, importing only the modules that a job needs."""
+"""Opens the source of `train.data`, and imports only the modules that it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYTE_VOCAB = 256
 
 
 def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource | None:
-    """Open what the job's `train.data` describes, as the `source` of a task of your own.
+    """Open the data of the job's `train.data`, for the `source` of a task of your own.
 
     **Arguments:**
 
@@ -25,11 +25,11 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
 
     **Returns:**
 
-    A [`Source`](#source); `None` where the job has no held-out examples.
+    A [`Source`](#source), or `None` if the job has no held-out examples.
 
     **Raises:**
 
-    [`TrainerError`](#trainererror) where there is nothing to read, storage fails or the model does
+    [`TrainerError`](#trainererror) if there is nothing to read, storage fails, or the model does
     not fit the data.
 
     **Example:**
@@ -55,32 +55,32 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
 
 
 def open_block(data: Source, split: Split, spec: TrainSpec | None = None) -> DataSource | None:
-    """Open a split of a block of data; sources of images need no `spec`."""
+    """Open a split of a data block. Sources of images do not need `spec`."""
     return import_opener(data)(data, split, spec)
 
 
 def open_for_worker(block: str, split: Split) -> DataSource:
-    """Open a split of a JSON block of data in a worker process."""
+    """Open a split of a data block, given as JSON, in a worker process."""
     source = open_block(SOURCES[json.loads(block)["source"]].model_validate_json(block), split)
-    assert source is not None, "the process that asks has it open"
+    assert source is not None, "the trainer has opened this split"
     return source
 
 
 def worker_opener(data: Source, split: Split) -> tuple[str, tuple[str, Split]]:
-    """Return the `opener` of a source that needs only its block."""
+    """Return the `opener` of a source that needs only its data block."""
     return f"{__name__}:{open_for_worker.__name__}", (data.model_dump_json(), split)
 
 
 def import_opener(data: Source) -> Callable[..., DataSource | None]:
-    """Import what opening `data` needs, without the user's modules, and return what opens it."""
-    # Imported late: tensorflow-datasets takes a quarter of a second.
+    """Return the function that opens `data`, and import its module, without user modules."""
+    # The import is late, because tensorflow-datasets takes a quarter of a second.
     module, _, function = data.opener.partition(":")
     opener: Any = getattr(importlib.import_module(f"jaxlaunch.trainer.{module}"), function)
     return opener  # type: ignore[no-any-return]
 
 
 def tokenizer_files(data: Source) -> Mapping[str, bytes]:
-    """Return the tokenizer files of checkpoints by name, none for bytes and for other data."""
+    """Return the contents of the tokenizer files by name, {} for bytes and for other data."""
     from jaxlaunch.trainer.text import tokenizer
 
     path = data.locations().get(("tokenizer",))
@@ -88,7 +88,7 @@ def tokenizer_files(data: Source) -> Mapping[str, bytes]:
 
 
 def token_sizes(spec: TrainSpec) -> tuple[int, int]:
-    """Return length and vocabulary of rows of tokens. Raises SpecError without a length."""
+    """Return the length and vocabulary of rows of tokens. Raises SpecError without a length."""
     sizes = model_sizes(spec.model)
     if sizes.length is None or sizes.length < 1:
         need = "needs train.model.length, the tokens of an example"

@@ -1,6 +1,6 @@
-"""Random but learnable examples for smoke tests and benchmarks, each a function of its index.
+"""Synthetic, learnable examples for smoke tests and benchmarks. Each is a function of its index.
 
-H height, W width, L length, V vocabulary.
+L length, T = L + 1 tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOISE = 0.1
 
 
 def open_source(data: Synthetic, split: Split, spec: TrainSpec) -> DataSource | None:
-    """Return tokens for a model of tokens, and images for any other."""
+    """Open tokens for a model of tokens, and images for any other model."""
     # Evaluation uses the examples after those of training.
     first = 0 if split == "train" else data.examples
     examples = data.examples if split == "train" else data.eval_examples
@@ -30,32 +30,32 @@ def open_source(data: Synthetic, split: Split, spec: TrainSpec) -> DataSource | 
 
 
 class Images(DataSource):
-    """`image` uint8 of `shape`, the picture of its class with noise; `label` int32."""
+    """A source of `image` uint8, the picture of its class with noise, and `label` int32."""
 
     name = "synthetic images"
 
     def __init__(self, examples: int, shape: tuple[int, ...], classes: int, *, first: int) -> None:
         self._examples, self._first = examples, first
-        self._picture = np.random.default_rng(0).integers(0, 256, (classes, *shape), np.int16)
+        self._pictures = np.random.default_rng(0).integers(0, 256, (classes, *shape), np.int16)
 
     def __len__(self) -> int:
         return self._examples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         rng = np.random.default_rng(self._first + index)
-        label = rng.integers(len(self._picture), dtype=np.int32)
-        picture = self._picture[label]
+        label = rng.integers(len(self._pictures), dtype=np.int32)
+        picture = self._pictures[label]
         noise = rng.integers(-64, 65, picture.shape, np.int16)
         return {"image": np.clip(picture + noise, 0, 255).astype(np.uint8), "label": label}
 
     def fingerprint(self) -> str:
-        """Return the number, shape and classes of the images, and the index of the first."""
-        classes, *shape = self._picture.shape
+        """Return number, shape and classes of the images, and the index of the first."""
+        classes, *shape = self._pictures.shape
         return f"synthetic, {self._examples} images {shape} of {classes} classes from {self._first}"
 
 
 class Tokens(DataSource):
-    """`tokens` int32 [L + 1]: each follows from the one before by a fixed rule, with noise."""
+    """A source of `tokens` int32 [T], each of which follows from the last by a rule, with noise."""
 
     name = "synthetic tokens"
 

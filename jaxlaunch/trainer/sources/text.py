@@ -1,8 +1,10 @@
-"""Text sources: windows of the bytes of files, or rows of a prepared corpus; and a bigram baseline.
+"""Text sources: windows of a stream of bytes, or rows of a prepared corpus; and a bigram baseline.
 
-L length of a window or row. Window k is bytes k L … k L + L of the stream, so that each byte but
-the first is a target exactly once. A row of a corpus is padded with zeros, which form segment 0 and
+Window k contains the bytes k × L to k × L + L of the concatenated files, so that each byte except
+the first is a target exactly once. A row of a corpus is padded with zeros, which are segment 0 and
 are not targets. A corpus is prepared when it is opened for the first time.
+
+L length of a window or row in targets, T = L + 1 tokens, V vocabulary of bytes.
 """
 
 from __future__ import annotations
@@ -35,18 +37,19 @@ from jaxlaunch.trainer.spec import Text, TrainSpec
 from jaxlaunch.trainer.text import build, documents, preferences, recipe, shards, tokenizer
 from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 
-# Number of bytes that are counted at once.
+# Number of bytes of which the bigram model counts the pairs at once.
 CHUNK_BYTES = 16 * 2**20
 ERRORS_BY_CODE: dict[int, type[TrainerError]] = {
     kind.code: kind for kind in TrainerError.__subclasses__()
 }
 POLL_S = 0.2
 
-Piece = tuple[str, int, int]  # path, first byte, after the last
+# Path, offset of the first byte, and offset after the last byte.
+Piece = tuple[str, int, int]
 
 
 def open_source(data: Text, split: Split, spec: TrainSpec) -> DataSource | None:
-    """Open pairs, prepared rows or a stream of bytes. Raises SpecError, DataError."""
+    """Open preference pairs, prepared rows, or a stream of bytes. Raises SpecError, DataError."""
     length, vocab = token_sizes(spec)
     tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
     if data.has_pairs:
@@ -55,7 +58,7 @@ def open_source(data: Text, split: Split, spec: TrainSpec) -> DataSource | None:
 
 
 def open_mixture(data: MixtureBlock, split: Split, spec: TrainSpec) -> Mixture | None:
-    """Open the parts of a split; an evaluation uses every example of all parts once."""
+    """Open the parts of a split. An evaluation reads every example of all parts once."""
     weights = {name: part.weight for name, part in data.parts.items()}
     parts: dict[str, DataSource] = {}
     for name, part in data.texts().items():
@@ -68,7 +71,7 @@ def open_mixture(data: MixtureBlock, split: Split, spec: TrainSpec) -> Mixture |
 
 
 def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
-    """Open the files of `split`, None if none are held out; of one file, its end is held out."""
+    """Open the files of `split`, or None if none are held out. Of a single file the end is."""
     pieces = [(path, 0, files.file_size(path)) for path in files.match_files(data.path)]
     for path, _, _ in pieces:
         documents.check_compression(path)
@@ -91,8 +94,8 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
         key_N = splits.file_keys(splits.name_files(files.as_list(data.path), paths), paths)
         is_held_out_N = splits.choose_held_out(key_N, data.eval_split, data.split_seed)
         splits.require_both(is_held_out_N, data.eval_split, "files")
-        chosen_N = is_held_out_N == (split == "eval")
-        pieces = [piece for piece, is_chosen in zip(pieces, chosen_N, strict=True) if is_chosen]
+        is_in_split_N = is_held_out_N == (split == "eval")
+        pieces = list(itertools.compress(pieces, is_in_split_N))
     try:
         return TextStream(data, pieces, length, split)
     except DataError as error:
@@ -101,17 +104,16 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
 
 
 class TextStream(DataSource):
-    """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 for a target.
+    """A source of windows: `tokens` int32 [T], and `mask` float32 [L], which is 1 for targets.
 
-    Only the last window may be short: it is padded with zeros, which the mask excludes. If files
-    are kept apart, `segments` [L + 1] is the number of each token's file from 1, and 0 for
-    padding.
+    Only the last window may be short: it is padded with zeros, which the mask excludes. With
+    `data.apart`, `segments` int32 [T] is the number of each token's file from 1, and 0 for padding.
     """
 
     def __init__(self, data: Text, pieces: list[Piece], length: int, label: str) -> None:
         more = f" and {len(pieces) - 1} more files" if len(pieces) > 1 else ""
         self.name = f"text {pieces[0][0]}{more}"
-        self._data, self._pieces, self._window, self._label = data, pieces, length, label
+        self._data, self._pieces, self._length, self._label = data, pieces, length, label
         self._ends = list(itertools.accumulate(stop - start for _, start, stop in pieces))
         # Number of bytes in the stream.
         self.bytes = self._ends[-1]
@@ -120,24 +122,24 @@ class TextStream(DataSource):
             raise DataError(f"{self.name}: {problem}")
 
     def __len__(self) -> int:
-        return -(-(self.bytes - 1) // self._window)
+        return -(-(self.bytes - 1) // self._length)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        first = index * self._window
-        window = self.read_stream(first, min(first + self._window + 1, self.bytes))
-        tokens_T, mask_L = np.zeros(self._window + 1, np.int32), np.zeros(self._window, np.float32)
+        first = index * self._length
+        window = self.read_stream(first, min(first + self._length + 1, self.bytes))
+        tokens_T, mask_L = np.zeros(self._length + 1, np.int32), np.zeros(self._length, np.float32)
         tokens_T[: len(window)] = window
         mask_L[: len(window) - 1] = 1.0
         example = {"tokens": tokens_T, "mask": mask_L}
         if self._data.apart:
-            place_T = np.arange(first, first + self._window + 1)
-            low, high = (bisect.bisect_right(self._ends, int(place_T[at])) for at in (0, -1))
-            number_T = 1 + np.searchsorted(self._ends[low:high], place_T, side="right")
-            example["segments"] = np.where(place_T < self.bytes, number_T, 0).astype(np.int32)
+            position_T = np.arange(first, first + self._length + 1)
+            low, high = (bisect.bisect_right(self._ends, int(position_T[end])) for end in (0, -1))
+            segment_T = 1 + np.searchsorted(self._ends[low:high], position_T, side="right")
+            example["segments"] = np.where(position_T < self.bytes, segment_T, 0).astype(np.int32)
         return example
 
     def read_stream(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Read bytes start … stop − 1 of the stream. Raises DataError if a file became shorter."""
+        """Read the bytes `start` to `stop - 1` of the stream. Raises DataError if a file shrank."""
         parts = []
         number = bisect.bisect_right(self._ends, start)
         while start < stop:
@@ -153,11 +155,11 @@ class TextStream(DataSource):
         return np.frombuffer(b"".join(parts), np.uint8)
 
     def fingerprint(self) -> str:
-        """Return bytes, files, window length and a digest of the files of this split."""
+        """Return the number of bytes and files, the window length, and a digest of the files."""
         digest = files.sample_digest([path for path, _, _ in self._pieces])
         return (
             f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of "
-            f"{self._window}, {'apart, ' if self._data.apart else ''}sha256 {digest}"
+            f"{self._length}, {'apart, ' if self._data.apart else ''}sha256 {digest}"
         )
 
     def baseline_metrics(self, held_out: DataSource | None) -> dict[str, float]:
@@ -168,7 +170,7 @@ class TextStream(DataSource):
 
 
 def bigram_bits_per_byte(train: TextStream, held_out: TextStream) -> float:
-    """Return the bits per byte of a bigram model of `train` on `held_out`, without the first byte.
+    """Return the bits per byte on `held_out`, without its first byte, of a bigram model of `train`.
 
     Smoothing is interpolated Witten-Bell: p(b|a) = (c(ab) + t(a) p(b)) / (c(a) + t(a)), where t(a)
     is how many different bytes follow a, over an add-one unigram p(b). Witten and Bell 1991; Chen
@@ -176,7 +178,7 @@ def bigram_bits_per_byte(train: TextStream, held_out: TextStream) -> float:
     """
     count_VV = _count_pairs(train)
     unigram_V = (count_VV.sum(0) + 1.0) / (count_VV.sum() + BYTE_VOCAB)
-    # A byte that training never saw is predicted by the unigram alone.
+    # After a byte that training never saw, the unigram alone predicts the next one.
     follow_V1 = np.maximum((count_VV > 0).sum(1, keepdims=True), 1)
     bigram_VV = (count_VV + follow_V1 * unigram_V) / (count_VV.sum(1, keepdims=True) + follow_V1)
     pair_count_VV = _count_pairs(held_out)
@@ -184,7 +186,7 @@ def bigram_bits_per_byte(train: TextStream, held_out: TextStream) -> float:
 
 
 def _count_pairs(stream: TextStream) -> npt.NDArray[np.int64]:
-    """Count how often each byte (column) follows each (row) in the stream."""
+    """Count how often each byte (column) follows each other byte (row) in the stream."""
     count = np.zeros(BYTE_VOCAB * BYTE_VOCAB, np.int64)
     for start in range(0, stream.bytes - 1, CHUNK_BYTES):
         chunk = stream.read_stream(start, min(start + CHUNK_BYTES + 1, stream.bytes))
@@ -214,9 +216,10 @@ def prepare_rows(
     verify: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Prepare the rows of a recipe if necessary, and return the folder, verified if `verify`.
+    """Prepare the rows of a recipe if necessary, and return their folder.
 
-    Raises the errors of preparation, and Stopped once `is_stopped`, which is polled.
+    `verify` also checks the digests of existing files, and `is_stopped` is polled. Raises the
+    errors of the preparation, and Stopped.
     """
     folder = Path(recipe.prepared_root(data)).absolute() / row_recipe.address
     if not (folder / INDEX_FILE).exists():
@@ -231,7 +234,7 @@ def prepare_rows(
 
 @functools.cache
 def _print_notes(folder: Path) -> None:
-    """Say once what the rows of chats leave out, also where they were prepared before."""
+    """Print once per process what the rows of chats leave out, also if they existed before."""
     for sentence in build.describe_notes(build.read_index(folder)):
         print(f"chats: {sentence}", file=sys.stderr, flush=True)
 
@@ -239,7 +242,7 @@ def _print_notes(folder: Path) -> None:
 def _run_build(
     row_recipe: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Build in a separate process, because the workers do not need jax."""
+    """Build the rows in a separate process without jax, which its workers do not need."""
     message = f"preparing text: {row_recipe.tokenizer}, packing {row_recipe.packing}, in {folder}"
     print(message, file=sys.stderr, flush=True)
     command = isolated.build_command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
@@ -273,9 +276,9 @@ def _run_build(
 
 
 class PackedRows(DataSource):
-    """Rows: `tokens`, `segments` int32 [L + 1], `mask` float32 [L], `text_bytes` float32."""
+    """A source of `tokens`, `segments` int32 [T], `mask` float32 [L], and `text_bytes` float32."""
 
-    # Reading a row takes 0.2 ms, most of it in Python: one thread reads twice as fast as four.
+    # Reading a row takes 0.2 ms, mostly in Python, so one thread reads twice as fast as four.
     is_light = True
 
     def __init__(self, folder: Path, split: str) -> None:
@@ -306,12 +309,12 @@ class PackedRows(DataSource):
         return unpack_row(self._records[index], self._length)
 
     def fingerprint(self) -> str:
-        """Return split, rows, length, the digest of the recipe, and a digest of the rows."""
+        """Return split, number and length of rows, and digests of the recipe and the rows."""
         return self._fingerprint
 
 
 def unpack_row(row: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Pad a stored row to an example of this length."""
+    """Convert a stored row to an example, padded to `length`."""
     count = len(row["tokens"])
     tokens_T, segments_T = np.zeros(length + 1, np.int32), np.zeros(length + 1, np.int32)
     tokens_T[:count] = row["tokens"]

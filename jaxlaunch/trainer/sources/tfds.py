@@ -1,9 +1,9 @@
-"""Splits of tensorflow-datasets, prepared once as array_record, read without TensorFlow.
+"""Sources of tensorflow-datasets, which are prepared as array_record and read without TensorFlow.
 
 If several processes of a host need a dataset, one prepares it under a file lock while the others
-wait. The folder of a dataset is renamed when it is complete. Most builders use TensorFlow only for
-opening files and encoding images, which plain Python does here. A builder that needs more fails
-with an error that names it.
+wait. The folder of a dataset is renamed when it is complete. Most builders use TensorFlow only to
+open files and to encode images, which this module replaces by plain Python. A builder that needs
+more of TensorFlow fails with an error that names it.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from jaxlaunch.trainer.spec import Tfds, TrainSpec
 DIGEST_SAMPLES = 16
 # Random access needs array_record; the builders' default, TFRecord, has none.
 FILE_FORMAT = "array_record"
-# Our builder, which is not in the list of tensorflow-datasets.
-OWN_BUILDER = "digits"
+# The builder of this package (sources/digits), which tensorflow-datasets does not list.
+LOCAL_BUILDER = "digits"
 
-# These are logged for every dataset that is prepared, and for every first image (Pillow is used on
-# purpose).
+# Messages that are logged for every dataset that is prepared, and for its first image. Images are
+# decoded by Pillow on purpose.
 IGNORED_LOGS = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
 logging.getLogger("absl").addFilter(lambda record: not IGNORED_LOGS.match(record.getMessage()))
 
 
 def open_source(data: Tfds, split: Split, spec: TrainSpec | None = None) -> DataSource | None:
-    """Open a split, preparing the dataset if necessary; None if the job has no such split.
+    """Open a split, or None if the job has no such split. Prepares the dataset if necessary.
 
-    Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation
-    fails.
+    Slices such as `train[:90%]` are supported. Raises DataError for an unknown split, and if the
+    preparation fails.
     """
     name = data.split if split == "train" else data.eval_split
     if name is None:
@@ -64,7 +64,7 @@ def open_source(data: Tfds, split: Split, spec: TrainSpec | None = None) -> Data
 
 
 class TfdsSplit(DataSource):
-    """The examples as the builder's features decode them: images as uint8, labels as integers."""
+    """A source of examples that the builder decodes: images to uint8, labels to integers."""
 
     def __init__(self, dataset: str, split: str, folder: str) -> None:
         self.name = f"tfds {dataset} {split}"
@@ -91,7 +91,7 @@ class TfdsSplit(DataSource):
 
     def fingerprint(self) -> str:
         """Return dataset, version, split, number of examples, and a digest of decoded samples."""
-        # Hash decoded examples, because files may differ: another version of zlib compresses a PNG
+        # Hash decoded examples and not files, because another version of zlib compresses a PNG
         # differently.
         digest = hashlib.sha256()
         for index in np.linspace(0, len(self) - 1, min(DIGEST_SAMPLES, len(self)), dtype=int):
@@ -134,14 +134,14 @@ def prepare_dataset(name: str, folder: str) -> Any:
 
 
 def _make_builder(name: str, folder: str) -> Any:
-    if name == OWN_BUILDER:
+    if name == LOCAL_BUILDER:
         from jaxlaunch.trainer.sources.digits.digits_dataset_builder import Builder
 
         return Builder(data_dir=folder)
     try:
         return tfds.builder(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
-        names = [OWN_BUILDER, *tfds.list_builders(with_community_datasets=False)]
+        names = [LOCAL_BUILDER, *tfds.list_builders(with_community_datasets=False)]
         suggestions = find_nearest(name, names, 3)
         hint = "name one of tensorflow-datasets, or digits"
         if suggestions:
@@ -150,18 +150,18 @@ def _make_builder(name: str, folder: str) -> Any:
 
 
 def _prepare_builder(builder: Any, name: str, folder: str) -> None:
-    if name == OWN_BUILDER and importlib.util.find_spec("sklearn") is None:
+    if name == LOCAL_BUILDER and importlib.util.find_spec("sklearn") is None:
         raise DataError(
             "data.name = digits needs scikit-learn, which has the images: "
             f"{installation.install_hint('train')}"
         )
     _require_network(builder, name, folder)
     tfds.disable_progress_bar()
-    # Standard output is for results, and the messages of tensorflow-datasets are not results.
+    # Standard output is reserved for results.
     output: TextIO = sys.stderr
     if not builder.url_infos:
         print(f"preparing {name} in {folder}", file=sys.stderr)
-        # tensorflow-datasets would report a download of unknown size.
+        # There is no download, but tensorflow-datasets would report one of unknown size.
         output = io.StringIO()
     try:
         with without_tensorflow(builder), contextlib.redirect_stdout(output):
@@ -179,7 +179,7 @@ def _require_network(builder: Any, name: str, folder: str) -> None:
     urls = map(urllib.parse.urlsplit, builder.url_infos or {})
     hosts = sorted({url.hostname or "" for url in urls} - {""})
     if not hosts or urllib.request.getproxies():
-        # Behind a proxy, the proxy resolves names.
+        # A proxy resolves the names of hosts itself.
         return
     for host in hosts:
         with contextlib.suppress(socket.gaierror):
@@ -191,8 +191,8 @@ def _require_network(builder: Any, name: str, folder: str) -> None:
     )
 
 
-# Replaces the name `tf` in the modules that only open files with it.
-TENSORFLOW_STAND_IN = types.SimpleNamespace(
+# This object replaces the name `tf` in modules that only open files with it.
+TENSORFLOW_STUB = types.SimpleNamespace(
     compat=types.SimpleNamespace(as_text=os.fsdecode),
     io=types.SimpleNamespace(gfile=types.SimpleNamespace(GFile=open)),
 )
@@ -222,8 +222,8 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
         for module in (extractor, sys.modules[type(builder).__module__]):
             if hasattr(module, "tf"):
                 stack.callback(setattr, module, "tf", module.tf)
-                # As an attribute mypy would know its type.
-                setattr(module, "tf", TENSORFLOW_STAND_IN)  # noqa: B010
+                # mypy would reject an assignment to the attribute, whose type it knows.
+                setattr(module, "tf", TENSORFLOW_STUB)  # noqa: B010
         yield
 
 

@@ -1,4 +1,4 @@
-"""PyTorch datasets. Torch is imported only if the user's module does."""
+"""Sources of PyTorch datasets. Torch is imported only if the user's module imports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxlaunch.trainer.spec import Torch, TrainSpec
 
 
 def open_source(data: Torch, split: Split, spec: TrainSpec | None = None) -> MapDataset | None:
-    """Open the dataset of a split; evaluation needs arguments or a dataset of its own."""
+    """Open the dataset of a split, or None if the job sets no eval_dataset or eval_args."""
     if split == "train":
         return open_dataset(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
     if data.eval_dataset is None and data.eval_args is None:
@@ -35,10 +35,15 @@ def open_source(data: Torch, split: Split, spec: TrainSpec | None = None) -> Map
 def open_dataset(
     path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0
 ) -> MapDataset:
-    """Open the dataset `path`, `module:name` of a class to call with `args`, or of an object.
+    """Open the dataset `path`, which is the `module:name` of an object, or of a class to call.
 
-    `workers` processes read it, or as many as the DataLoader has if that is None. Raises SpecError
-    for other objects, and for an iterable dataset with shuffling or workers.
+    Args:
+        path: Name of the object, or of the class or function.
+        args: Arguments with which the class or function is called.
+        shuffle: Whether the job shuffles the examples.
+        workers: Number of processes that read the dataset; None for that of the DataLoader.
+
+    Raises SpecError for other objects, and for an iterable dataset with shuffling or workers.
     """
     target = user_code.load_object(path)
     with user_code.append_place(target):
@@ -74,8 +79,8 @@ def _build_dataset(path: str, target: Any, args: Mapping[str, Any]) -> Any:
     try:
         return target(**args)
     except (Exception, SystemExit) as error:
-        # The class of the user may raise anything. The values may be secret, so only the names are
-        # printed.
+        # The user's class may raise anything. The values of arguments may be secret, so only their
+        # names are printed.
         names = f" with args {', '.join(args)}" if args else ""
         raise faults.read_error(f"{path}{names} cannot be built", error) from error
 
@@ -102,8 +107,8 @@ def _find_dataset(path: str, built: Any) -> Any:
 class MapDataset(DataSource):
     """A map-style dataset, whose items are mappings, or pairs that become `image` and `label`.
 
-    A dataset may draw from the global generators, or from the numpy Generator that a parameter
-    `rng` of its `__getitem__` gets.
+    A dataset may draw from the global generators, or from a numpy Generator if its `__getitem__`
+    has a parameter `rng`.
     """
 
     may_draw = True
@@ -118,8 +123,8 @@ class MapDataset(DataSource):
 
     @functools.cached_property
     def _length(self) -> int:
-        # The length is read once: it determines the order of a run on every process, and __len__
-        # may be slow or change.
+        # The length is read once, because it determines the order of the examples on every process,
+        # and a user's __len__ may be slow or change.
         try:
             return len(self._dataset)
         except (TypeError, ValueError) as error:
@@ -136,8 +141,8 @@ class MapDataset(DataSource):
         return _as_mapping(self._dataset[index])
 
     def fingerprint(self) -> str:
-        """Return class, number of examples and digests of the arguments; not the content."""
-        # The content is not hashed, because such classes often draw at random.
+        """Return the name, the number of examples, and digests of the arguments."""
+        # The content is not hashed, because such datasets are often random.
         return f"{self.name}, {len(self)} examples, {fingerprint_arguments(self._args)}"
 
 

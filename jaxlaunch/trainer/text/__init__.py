@@ -1,1 +1,1 @@
-"""Documents, tokenizers and packed rows."""
+"""Reads documents and chats, tokenizes them, and packs the tokens into rows."""

@@ -1,10 +1,10 @@
 """Prepares the rows of a corpus: `python -m jaxlaunch.trainer.text.build FOLDER PARENT < RECIPE`.
 
-The build runs in a separate process without jax. Its workers tokenize units of the files or pack
-shards, so memory is proportional to the number of workers and not to the corpus. Complete parts are
-never built again, and a build that is killed and restarted gives the same bytes. Two builds of one
-folder take turns by a file lock; without locks in the file system both do all of the work, and do
-not disturb each other.
+The build runs in a separate process without jax. Its workers first tokenize units of the files and
+then pack shards, so the memory is proportional to the number of workers and not to the corpus.
+Complete parts are never built again, and a build that is killed and restarted produces the same
+bytes. Two builds of one folder take turns by a file lock; on a file system without locks both do
+all of the work, without conflicts.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from jaxlaunch.trainer.text.chat_notes import Notes
 from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 from jaxlaunch.trainer.text.shards import Corpus
 
-# Text that is packed at once. A byte of text takes up to 20 bytes of memory.
+# Amount of text that is packed at once. A byte of text takes up to 20 bytes of memory.
 BUCKET_BYTES = 16 << 20
-# Approximate amount of text in a shard if there are few shards.
+# Approximate amount of text in a shard, unless there would be more than MAX_SHARDS.
 SHARD_BYTES = 64 << 20
-# A reader has two files of each shard open.
+# Readers keep both files of each shard open.
 MAX_SHARDS = 256
 # Folder of the unfinished build.
 PARTS_FOLDER = "parts"
 # A text needs two tokens for one prediction.
 MIN_TOKENS = 2
 # Interval between two lines of progress.
-PROGRESS_S = 2.0
-PR_SET_PDEATHSIG = 1  # prctl(2)
+PROGRESS_INTERVAL_S = 2.0
+# Option of prctl(2).
+PR_SET_PDEATHSIG = 1
 # Errors of flock on file systems that do not support it.
 NO_LOCK_ERRORS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
 RESUME_HINT = "what is complete is kept, and the next start resumes from there"
@@ -59,7 +60,7 @@ STOPPED = f"stopped while the text was prepared, in {{}}; {RESUME_HINT}"
 
 
 def build_rows(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
-    """Build the folder of a recipe, or the missing parts of it, and return its index.
+    """Build the missing parts of the folder of a recipe, and return its index.
 
     Raises DataError, SpecError, StorageError.
     """
@@ -87,7 +88,7 @@ def _describe_failure(folder: Path, error: OSError) -> str:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of a complete folder, also those of a killed process."""
+    """Remove the temporary files of a complete folder, including those of killed processes."""
     shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
     with contextlib.suppress(OSError):
         for draft in folder.glob("*.tmp"):
@@ -101,12 +102,12 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def describe_notes(index: dict[str, Any]) -> list[str]:
-    """Return a sentence for each kind of content that the rows of chats leave out."""
+    """Return a sentence for each kind of content of chats that is not trained."""
     return chat_notes.describe_notes(chat_notes.notes_from_json(index.get("notes", {})))
 
 
 def check_folder(folder: Path, *, verify: bool = False) -> None:
-    """Raise DataError unless all files have the recorded sizes and, if `verify`, digests."""
+    """Raise DataError unless all files have their recorded sizes and, if `verify`, digests."""
     for name, record in read_index(folder)["files"].items():
         path = folder / name
         size = path.stat().st_size if path.exists() else None
@@ -122,15 +123,15 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
     parts_folder = folder / PARTS_FOLDER
     parts_folder.mkdir(parents=True, exist_ok=True)
     units = documents.split_units(recipe.paths)
-    size = max(sum(part.size for unit in units for part in unit), 1)
-    buckets = -(-size // BUCKET_BYTES)
+    text_bytes = max(sum(part.size for unit in units for part in unit), 1)
+    buckets = -(-text_bytes // BUCKET_BYTES)
     # There may be many paths, and the workers do not need them.
     worker_recipe = dataclasses.replace(recipe, paths=())
     missing = [unit for unit in range(len(units)) if not shards.is_complete(parts_folder, unit)]
     tasks = [(worker_recipe, parts_folder, unit, units[unit], buckets) for unit in missing]
     _run_tasks("tokenized", "parts", shards.write_part, tasks, processes, len(units))
-    count = min(buckets, MAX_SHARDS, -(-size // SHARD_BYTES))
-    corpus, report = _count_documents(recipe, parts_folder, len(units), count, buckets)
+    shard_count = min(buckets, MAX_SHARDS, -(-text_bytes // SHARD_BYTES))
+    corpus, report = _count_documents(recipe, parts_folder, len(units), shard_count, buckets)
     records = [shards.record_path(parts_folder, shard) for shard in range(corpus.shards)]
     missing = [shard for shard, record in enumerate(records) if not record.exists()]
     shard_tasks = [(worker_recipe, folder, parts_folder, shard, corpus) for shard in missing]
@@ -158,9 +159,10 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
 
 
 def _count_documents(
-    recipe: Recipe, parts_folder: Path, units: int, count: int, buckets: int
+    recipe: Recipe, parts_folder: Path, units: int, shard_count: int, buckets: int
 ) -> tuple[Corpus, dict[str, Any]]:
-    # Lowest and highest rank and key of a document.
+    """Count the documents of all parts, and determine which are held out."""
+    # The lowest and the highest rank and key of a document.
     ranks, keys = (splits.HASH_RANGE, 0), (splits.HASH_RANGE, 0)
     report = dict.fromkeys(("documents", "tokens", "bytes", "replaced", "empty"), 0)
     lengths = np.zeros(64, np.int64)
@@ -180,19 +182,19 @@ def _count_documents(
         # The end of the only document is held out, in tokens.
         tokens = report["tokens"]
         held_out = max(round(tokens * recipe.eval_split), MIN_TOKENS)
-        about = f"data.eval_split = {recipe.eval_split} of one document"
+        setting = f"data.eval_split = {recipe.eval_split} of one document"
         if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < MIN_TOKENS:
             hint = "set it to 0, or name data.eval_path"
-            raise DataError(f"{about} leaves none to train on; {hint}")
-        _print_message(f"{about}, whose last {held_out} of {tokens} tokens are held out")
+            raise DataError(f"{setting} leaves none to train on; {hint}")
+        _print_message(f"{setting}, whose last {held_out} of {tokens} tokens are held out")
         cut = tokens - held_out
     share = recipe.eval_split if cut is None else 0.0
     has_copies_only = bool(share) and ranks[0] == ranks[1] and recipe.group is None
     if has_copies_only:
-        about = f"all {report['documents']} documents are copies of one"
-        _print_message(f"{about}, so the held-out metrics tell what is remembered")
+        reason = f"all {report['documents']} documents are copies of one"
+        _print_message(f"{reason}, so the held-out metrics tell what is remembered")
     limit = splits.held_out_limit(share, *(keys if has_copies_only else ranks))
-    corpus = Corpus(count, buckets, units, limit, has_copies_only, cut)
+    corpus = Corpus(shard_count, buckets, units, limit, has_copies_only, cut)
     return corpus, {**report, "lengths": np.trim_zeros(lengths, "b").tolist()}
 
 
@@ -223,10 +225,10 @@ def _run_tasks(
     remaining = dict(enumerate(tasks))
     printed_at = time.monotonic()
 
-    def finish(number: int) -> None:
+    def finish_task(number: int) -> None:
         nonlocal printed_at
         del remaining[number]
-        if time.monotonic() - printed_at >= PROGRESS_S:
+        if time.monotonic() - printed_at >= PROGRESS_INTERVAL_S:
             printed_at = time.monotonic()
             message = f"{verb} {total - len(remaining)} of {total} {unit_name}"
             print(message, file=sys.stderr, flush=True)
@@ -234,18 +236,21 @@ def _run_tasks(
     processes = min(processes, len(tasks))
     while remaining and processes > 1:
         try:
-            _run_in_pool(work, remaining, processes, finish)
+            _run_in_pool(work, remaining, processes, finish_task)
         except concurrent.futures.process.BrokenProcessPool:
             processes //= 2
             reason = "a process was killed, as the system does where memory is short"
             _print_message(f"{reason}; {processes} continue")
     for number, task in list(remaining.items()):
         work(*task)
-        finish(number)
+        finish_task(number)
 
 
 def _run_in_pool(
-    work: Callable[..., None], tasks: dict[int, Any], processes: int, finish: Callable[[int], None]
+    work: Callable[..., None],
+    tasks: dict[int, Any],
+    processes: int,
+    finish_task: Callable[[int], None],
 ) -> None:
     # pyarrow and the tokenizers have threads, which do not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -256,10 +261,10 @@ def _run_in_pool(
         running = {pool.submit(work, *task): number for number, task in tasks.items()}
         for future in concurrent.futures.as_completed(running):
             future.result()
-            finish(running.pop(future))
+            finish_task(running.pop(future))
     except BaseException:
         for process in multiprocessing.active_children():
-            # The results of the running tasks are not needed, and waiting for them takes long.
+            # Nobody needs the results of the running tasks, and waiting for them takes long.
             process.kill()
         raise
     finally:
@@ -267,7 +272,7 @@ def _run_in_pool(
 
 
 def _initialize_worker(parent: int) -> None:
-    """Limit a worker to one core, without the tokenizers' threads, and to its parent's life."""
+    """Disable the threads of tokenizers in a worker, and let it end with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl-C reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -275,7 +280,7 @@ def _initialize_worker(parent: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends; a killed run leaves no workers."""
+    """Let the kernel kill this process when its parent ends, so that no workers remain."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -283,7 +288,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def follow_parent() -> Callable[[], bool]:
-    """End with the parent; return a function that tells whether SIGINT or SIGTERM has arrived."""
+    """Let this process end with its parent, and return a function that is true after a signal.
+
+    The signals are SIGINT and SIGTERM, which no longer end the process.
+    """
     die_with_parent(os.getppid())
     received: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -293,7 +301,10 @@ def follow_parent() -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of one folder, which ends with its holder. Raises DataError."""
+    """Hold the lock of a folder, which the kernel releases if this process is killed.
+
+    Raises DataError if the folder is not writable, and StorageError.
+    """
     path = folder.with_name(f".{folder.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -315,7 +326,7 @@ def main() -> NoReturn:
     """Build the recipe on stdin, print an error as a line of JSON, and exit with its code."""
     die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
-    # A worker would import from the user's folders before it receives this sys.path.
+    # A spawned worker would import modules of the user's folders before it receives this sys.path.
     os.environ.pop("PYTHONPATH", None)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_stopped)
@@ -331,8 +342,8 @@ def main() -> NoReturn:
         code = contract.STARTUP
     finally:
         sys.stderr.flush()
-        # Exit at once, because a normal exit would wait for the tasks of the workers, which end
-        # with this process.
+        # Exit at once, because a normal exit would wait for the tasks of the workers. The kernel
+        # kills the workers.
         os._exit(code)
 
 

@@ -1,8 +1,8 @@
-"""What a chat contains and its targets do not: words, messages, keys and tools.
+"""Finds the parts of a chat that its targets do not contain: words, messages, keys and tools.
 
-A template may leave out anything without an error. What the assistant says is compared with the
-text of its targets word by word. A message or a key without a visible effect is left out, and the
-chat is rendered again: the same text means that the template does not write it.
+A chat template may omit anything without an error. The messages of the assistant are compared with
+the text of their targets word by word. For other messages and keys, the chat is rendered again
+without them: if the text is the same, the template does not write them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 from jaxlaunch.trainer.text.chat_template import REASONING_KEYS, normalize_messages
 from jaxlaunch.trainer.text.chat_turns import ASSISTANT, RowTemplate, Turns
 
-# Keys of an assistant's message whose words are to be targets.
+# Keys of an assistant's message whose words should be targets.
 WORD_KEYS = ("content", *REASONING_KEYS, "tool_calls", "function_call")
-# Keys that say whether a message is trained: OpenAI's, and those of axolotl.
+# Keys that say whether a message is a target, in the formats of OpenAI and axolotl.
 TRAIN_KEYS = ("weight", "train", "training")
-# Identifiers inside of tool calls, which are not words.
+# Keys of tool calls whose values are not words.
 _CALL_KEYS = ("id", "type", "index")
 _WORD = re.compile(r"\w+|[^\w\s\x00-\x7f]")
 _THINK_TAG = re.compile(r"</?think>")
@@ -33,10 +33,13 @@ def count_missing(
     turns: Turns,
     trained: Collection[int],
 ) -> Notes:
-    """Count what a chat contains and its text or its targets do not.
+    """Count the parts of a chat that its text or its targets do not contain.
 
-    `messages` have the keys of the row; `turns` are those of the normalized messages. The targets
-    are the turns of the messages `trained`.
+    Args:
+        row: Template with the tools and options of the row.
+        messages: Messages with all keys of the row.
+        turns: Turns of the normalized messages.
+        trained: Indices of the messages whose turns are targets.
     """
     notes: Notes = Counter()
     extra_keys: Counter[str] = Counter()
@@ -44,7 +47,7 @@ def count_missing(
         is_assistant = message["role"] == ASSISTANT
         if is_assistant and index in trained:
             notes.update(_missing_words(message, turns.target_text(index)))
-        elif not is_assistant and _is_unseen(row, messages, turns, index):
+        elif not is_assistant and _is_omitted(row, messages, turns, index):
             notes[NoteKind.UNSEEN_ROLE, message["role"]] += 1
             continue
         used_keys = {"role", "content", *TRAIN_KEYS, *(WORD_KEYS if is_assistant else ())}
@@ -55,12 +58,13 @@ def count_missing(
             if not is_assistant and message.get(key)
         )
     groups = [list(extra_keys)] if extra_keys else []
-    # Most keys have no effect, which a single rendering without them shows.
+    # Usually no extra key has an effect, which a single rendering without all of them shows.
+    # Otherwise each key is tried separately.
     for keys in groups:
-        without = [
+        without_keys = [
             {key: message[key] for key in message if key not in keys} for message in messages
         ]
-        if _renders_equally(row, without, turns.text):
+        if _renders_equally(row, without_keys, turns.text):
             notes.update({(NoteKind.UNUSED_KEY, key): extra_keys[key] for key in keys})
         elif len(keys) > 1:
             groups += [[key] for key in keys]
@@ -68,20 +72,20 @@ def count_missing(
         plain = RowTemplate(row.name, row.template, None, row.options)
         notes[NoteKind.UNUSED_TOOLS, "tools"] += _renders_equally(plain, messages, turns.text)
     last = len(messages) - 1
-    words = messages[last].get("content") if last in trained else None
-    if messages[last]["role"] == ASSISTANT and isinstance(words, str) and words.strip():
-        # A model learns from the token there when to end.
-        notes[NoteKind.OPEN_END, ASSISTANT] += turns.target_text(last).endswith(words.strip())
+    content = messages[last].get("content") if last in trained else None
+    if messages[last]["role"] == ASSISTANT and isinstance(content, str) and content.strip():
+        # The model learns to end an answer only from a token after its last words.
+        notes[NoteKind.OPEN_END, ASSISTANT] += turns.target_text(last).endswith(content.strip())
     return +notes
 
 
-def words_of(value: Any) -> Counter[str]:
+def count_words(value: Any) -> Counter[str]:
     """Count the words in the texts and numbers of a JSON value."""
-    return Counter(_find_words(" ".join(_leaves(value))))
+    return Counter(_find_words(" ".join(_find_texts(value))))
 
 
 def _missing_words(message: Mapping[str, Any], target_text: str) -> Notes:
-    """Count the words of an assistant's message that its targets do not have, by key."""
+    """Count the words of an assistant's message that are missing in its targets, by key."""
     notes: Notes = Counter()
     remaining: Counter[str] | None = None
     reasoning = None
@@ -95,7 +99,7 @@ def _missing_words(message: Mapping[str, Any], target_text: str) -> Notes:
             if len(texts) == 1 and isinstance(value, str) and value.strip() in target_text:
                 return notes
             remaining = Counter(_find_words(target_text))
-        words = words_of(value)
+        words = count_words(value)
         missing = words - remaining
         remaining -= words
         if missing:
@@ -104,20 +108,20 @@ def _missing_words(message: Mapping[str, Any], target_text: str) -> Notes:
     return notes
 
 
-def _is_unseen(
+def _is_omitted(
     row: RowTemplate, messages: Sequence[Mapping[str, Any]], turns: Turns, index: int
 ) -> bool:
-    """Return whether the template writes nothing of a message."""
+    """Return whether the template omits a message."""
     content = messages[index].get("content")
-    if not words_of(content) or _contains_words(turns.message_text(index), content):
+    if not count_words(content) or _contains_words(turns.message_text(index), content):
         return False
     if isinstance(content, str) and content.strip() in turns.preamble:
         return False
-    blank = {**messages[index], "content": ""}
-    others = (messages[:index], messages[index + 1 :])
+    blank_message = {**messages[index], "content": ""}
+    earlier, later = messages[:index], messages[index + 1 :]
     return any(
-        _renders_equally(row, [*others[0], *changed, *others[1]], turns.text)
-        for changed in ([], [blank])
+        _renders_equally(row, [*earlier, *replacement, *later], turns.text)
+        for replacement in ([], [blank_message])
     )
 
 
@@ -129,14 +133,14 @@ def _renders_equally(row: RowTemplate, messages: Sequence[Mapping[str, Any]], te
 def _contains_words(text: str, value: Any) -> bool:
     if isinstance(value, str) and value.strip() in text:
         return True
-    return not words_of(value) - Counter(_find_words(text))
+    return not count_words(value) - Counter(_find_words(text))
 
 
 def _find_words(text: str) -> list[str]:
     return _WORD.findall(_JSON_ESCAPE.sub(" ", _THINK_TAG.sub(" ", text)))
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def _find_texts(value: Any) -> Iterator[str]:
     """Yield the texts, numbers and argument names in a value, without the ids of tool calls."""
     if isinstance(value, str):
         yield value
@@ -148,9 +152,9 @@ def _leaves(value: Any) -> Iterator[str]:
             if key == "arguments" and isinstance(item, Mapping):
                 yield from item
             if key != "type" or not isinstance(item, str):
-                yield from _leaves(item)
+                yield from _find_texts(item)
     elif isinstance(value, Iterable):
         for item in value:
-            yield from _leaves(item)
+            yield from _find_texts(item)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield str(value)

@@ -1,4 +1,4 @@
-"""Counts of what rows contain and their targets do not, and the sentences that say so."""
+"""Counts of the parts of rows that are not trained, and the sentences that report them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class NoteKind(enum.StrEnum):
     OPEN_END = "open_end"
 
 
-# The kind of a note and the name of a key, a role or a field.
+# Counts by the kind of content, and by the name of a key, a role or a field.
 Notes = Counter[tuple[NoteKind, str]]
 
 
 def describe_notes(notes: Mapping[tuple[NoteKind, str], int]) -> list[str]:
-    """Return a sentence for each kind and name of a note."""
+    """Return a sentence for each count."""
     sentences = []
     for (kind, name), count in sorted(notes.items()):
         if kind in _SENTENCES:
-            numbers = {f"{noun}s": _count_noun(count, noun) for noun in _NOUNS}
+            phrases = {f"{noun}s": _count_noun(count, noun) for noun in _NOUNS}
             if kind == NoteKind.MISSING_WORDS:
                 messages = notes.get((NoteKind.MISSING_MESSAGES, name), 0)
-                numbers["messages"] = _count_noun(messages, "message")
-            sentences.append(_SENTENCES[kind].format(name=name, **numbers))
+                phrases["messages"] = _count_noun(messages, "message")
+            sentences.append(_SENTENCES[kind].format(name=name, **phrases))
     return sentences
 
 
 def notes_to_json(notes: Mapping[tuple[NoteKind, str], int]) -> dict[str, dict[str, int]]:
-    """Return counts by kind and name."""
+    """Encode the counts as a JSON object by kind and name."""
     record: dict[str, dict[str, int]] = {}
     for (kind, name), count in sorted(notes.items()):
         record.setdefault(kind.value, {})[name] = count

@@ -1,12 +1,13 @@
-"""Chat templates, rendered as in transformers: sandboxed jinja2 with the same extensions.
+"""Renders chat templates as transformers does, and locates each message in the rendered text.
 
-This follows `transformers.utils.chat_template_utils` 5, except that `strftime_now` uses a fixed
-date, so that the same files give the same rows at any time.
+Templates run in a sandbox of jinja2 with the extensions of `transformers.utils.chat_template_utils`
+of version 5, except that `strftime_now` uses a fixed date, so that the same files give the same
+rows at any time.
 
-The text of each message is located without searching for it. A template is compiled a second time
-with calls at the beginning of every loop over messages and after it, which write marks into the
-text. The marked text without its marks must be the text; otherwise the template depends on it, and
-nothing is located.
+Messages are located without searching for their text. The template is compiled a second time with
+calls at the beginning of the body of every loop and after it. The calls write marks into the text
+where a loop reaches a message and where it ends. If the marked text without its marks differs from
+the plain text, the template depends on its own output, and the messages cannot be located.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# The date that Llama's own templates use if there is no clock.
+# The date that the templates of Llama use if strftime_now is not defined.
 FIXED_DATE = datetime.datetime(2024, 7, 26)
-# The beginning of a mark: noncharacters of Unicode, which no text has.
+# The beginning of a mark, two noncharacters of Unicode, which no text contains.
 MARK = "\ufdd0\ufdd1"
 _MARKS = re.compile(f"{MARK}([0-9]+):([0-9]*);")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -36,14 +37,14 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class Rendering(NamedTuple):
-    """A text, and the ranges of its characters inside {% generation %} blocks."""
+    """A text, and the ranges of its characters in {% generation %} blocks."""
 
     text: str
     spans: Spans
 
 
 class Section(NamedTuple):
-    """A range of the text that the template wrote for message `message`, or for none."""
+    """A range of the text, and the index of its message, None for text outside of messages."""
 
     message: int | None
     start: int
@@ -51,13 +52,13 @@ class Section(NamedTuple):
 
 
 class GenerationTagError(Exception):
-    """A {% generation %} block whose place in the text is unknown."""
+    """Raised for a {% generation %} block whose place in the text is unknown."""
 
 
 class _GenerationTag(Extension):
     """The tag {% generation %} … {% endgeneration %}, which records the places of its blocks.
 
-    It also has the calls that mark where loops enter a message and where they end.
+    It also provides the calls that write the marks of messages.
     """
 
     tags = {"generation"}
@@ -69,41 +70,41 @@ class _GenerationTag(Extension):
         # Number of characters rendered so far.
         self.length = 0
         self.blocks: list[tuple[int, str]] = []
-        # Index of each message by its identity; empty without marks.
-        self._indexes: dict[int, int] = {}
-        # Loops that have entered a message and not ended, and whether it is their variable.
+        # The index of each message by its `id`; empty without marks.
+        self._index_by_id: dict[int, int] = {}
+        # Loops that have reached a message and not ended, and whether it is their loop variable.
         self._open_loops: dict[int, bool] = {}
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return a call of `keep` with the block."""
+        """Return a node that calls `record_block` with the block."""
         self.is_used = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("keep"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("record_block"), [], [], body).set_lineno(line)
 
-    def keep(self, caller: Callable[[], str]) -> str:
-        """Record a block when it is rendered."""
+    def record_block(self, caller: Callable[[], str]) -> str:
+        """Render a block and record its place."""
         text = caller()
         self.blocks.append((self.length, text))
         return text
 
-    def start(self, messages: Sequence[Any]) -> None:
-        """Begin a rendering, with marks of these messages."""
+    def start_rendering(self, messages: Sequence[Any]) -> None:
+        """Reset the record of blocks, and the messages to mark."""
         self.length, self.blocks = 0, []
-        self._indexes = {id(message): index for index, message in enumerate(messages)}
+        self._index_by_id = {id(message): index for index, message in enumerate(messages)}
         self._open_loops = {}
 
-    def enter(self, loop: int, value: Any, is_variable: bool) -> str:
-        """Return the mark of a message that a loop has reached, empty for other values."""
-        index = self._indexes.get(id(value))
-        # A loop over messages may also assign others, such as the previous one.
+    def enter_message(self, loop: int, value: Any, is_variable: bool) -> str:
+        """Return the mark of a message that a loop has reached, or "" for another value."""
+        index = self._index_by_id.get(id(value))
+        # A loop over messages may also assign other messages, such as the previous one.
         if index is None or (not is_variable and self._open_loops.get(loop)):
             return ""
         self._open_loops[loop] = is_variable
         return f"{MARK}{loop}:{index};"
 
-    def leave(self, loop: int) -> str:
-        """Return the mark of the end of a loop over messages, empty for other loops."""
+    def leave_loop(self, loop: int) -> str:
+        """Return the mark of the end of a loop over messages, or "" for another loop."""
         return "" if self._open_loops.pop(loop, None) is None else f"{MARK}{loop}:;"
 
 
@@ -126,7 +127,7 @@ class Template:
         """Render a chat with `tools`, and the start of an assistant's turn if `prompt`.
 
         `options` are further variables of the template. Raises jinja2.TemplateError if the template
-        refuses the chat, GenerationTagError, and any error of its code.
+        refuses the chat, GenerationTagError, and any exception of the template's code.
         """
         context = self._make_context(messages, tools, options, prompt)
         return _generate_text(self._tag, self._template, context, has_marks=False)
@@ -139,20 +140,21 @@ class Template:
         *,
         prompt: bool = False,
     ) -> tuple[str, list[Section]]:
-        """Render as `render` does and return the text and its sections in order.
+        """Render as `render` does, and return the text and its sections in order.
 
-        The text may differ from that of `render`, if the template depends on its own output.
+        The text differs from that of `render` if the template depends on its own output.
         """
         context = self._make_context(messages, tools, options, prompt)
-        # Texts alternate with a loop and the message that it has reached, none at its end.
+        # Texts alternate with the loop and the message of a mark, which is "" at the end of a loop.
         pieces = _MARKS.split(_generate_text(*self._marked, context, has_marks=True).text)
         sections = []
         end = 0
-        # Loops that are inside of each other, with the message that each has reached.
+        # The message that each of the nested loops has reached.
         message_by_loop: dict[str, int] = {}
         for piece, loop, index in itertools.zip_longest(pieces[::3], pieces[1::3], pieces[2::3]):
             if piece:
-                # A loop inside may write the messages that follow, or look back for an id.
+                # An inner loop may write later messages, or search earlier ones, for example for an
+                # id.
                 message = max(message_by_loop.values(), default=None)
                 sections.append(Section(message, end, end := end + len(piece)))
             if index:
@@ -178,10 +180,10 @@ class Template:
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as transformers 5 gives them to a template.
+    """Return messages as transformers 5 passes them to a template.
 
-    Keys whose value is null are left out: many templates write "None" for them. Reasoning has the
-    names that different templates read.
+    Keys whose value is null are left out, because many templates write "None" for them. Reasoning
+    gets all names under which templates read it.
     """
     normalized = []
     for message in messages:
@@ -200,7 +202,7 @@ def _generate_text(
     *,
     has_marks: bool,
 ) -> Rendering:
-    tag.start(context["messages"] if has_marks else ())
+    tag.start_rendering(context["messages"] if has_marks else ())
     text = ""
     for piece in template.generate(**context):
         text += piece
@@ -230,7 +232,7 @@ def _compile_source(source: str, *, has_marks: bool) -> tuple[_GenerationTag, ji
 def _add_marks(
     node: nodes.Node, tag: _GenerationTag, loops: Iterator[int], loop: int | None
 ) -> None:
-    """Call `enter` and `leave` of the tag in all loops below a node, which is in loop `loop`."""
+    """Add the calls that write marks to all loops below a node, which is in loop `loop`."""
     for _, value in node.iter_fields():
         statements = value if isinstance(value, list) else []
         for index in reversed(range(len(statements))):
@@ -240,23 +242,23 @@ def _add_marks(
                 _add_marks(statement, tag, loops, number)
                 variables = [statement.target, *statement.target.find_all(nodes.Name)]
                 names = [name.name for name in variables if isinstance(name, nodes.Name)]
-                calls = [_call_enter(tag, number, name, is_variable=True) for name in names]
+                calls = [_enter_call(tag, number, name, is_variable=True) for name in names]
                 statement.body[:0] = calls
-                statements.insert(index + 1, _write_call(tag, "leave", [number]))
+                statements.insert(index + 1, _method_call(tag, "leave_loop", [number]))
             elif isinstance(statement, nodes.Assign):
                 if loop is not None and isinstance(statement.target, nodes.Name):
                     name = statement.target.name
-                    call = _call_enter(tag, loop, name, is_variable=False)
+                    call = _enter_call(tag, loop, name, is_variable=False)
                     statements.insert(index + 1, call)
             elif isinstance(statement, nodes.Node):
                 _add_marks(statement, tag, loops, loop)
 
 
-def _call_enter(tag: _GenerationTag, loop: int, name: str, *, is_variable: bool) -> nodes.Output:
-    return _write_call(tag, "enter", [loop, nodes.Name(name, "load"), is_variable])
+def _enter_call(tag: _GenerationTag, loop: int, name: str, *, is_variable: bool) -> nodes.Output:
+    return _method_call(tag, "enter_message", [loop, nodes.Name(name, "load"), is_variable])
 
 
-def _write_call(tag: _GenerationTag, method: str, arguments: Sequence[Any]) -> nodes.Output:
+def _method_call(tag: _GenerationTag, method: str, arguments: Sequence[Any]) -> nodes.Output:
     expressions = [
         argument if isinstance(argument, nodes.Expr) else nodes.Const(argument)
         for argument in arguments
@@ -271,7 +273,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode without the HTML escapes of jinja2's own filter."""
+    """Encode as JSON, without the HTML escapes of jinja2's filter `tojson`."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

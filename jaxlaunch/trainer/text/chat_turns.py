@@ -1,9 +1,9 @@
-"""The assistant's turns in the text of a chat: which characters the model must write.
+"""Locates the assistant's turns in the text of a chat, which are the characters to be learned.
 
-A turn begins after what the template writes when it is asked for an answer, and ends where the next
-message begins. Marks of the template (`chat_template.Template.locate_messages`) tell where each
-message is in the final text, so a template may write earlier turns differently when later ones
-follow. A template without a loop over messages must extend the text of the turns before.
+A turn begins after the text that the template writes to prompt for an answer, and ends where the
+next message begins. Marks in the text (`chat_template.Template.render_sections`) show where each
+message is, so a template may write earlier turns differently when later ones follow. A template
+without a loop over messages must only append to the text of the earlier turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxlaunch.trainer.text.chat_template import Rendering, Section, Spans, Temp
 from jaxlaunch.trainer.text.documents import UnfitRowError
 
 ASSISTANT = "assistant"
-# The last character of a part of a header, such as `<|assistant|>` or `Assistant:`.
+# The last character of a part of a turn's header, such as `<|assistant|>` or `Assistant:`.
 _HEADER_PART_END = re.compile("[\n>\\]:\uff5c]")
 # The last token of a prompt, such as `<|middle|>`.
 _LAST_PART = re.compile(r"<[^<>]+>\s*$")
@@ -58,22 +58,22 @@ class RowTemplate:
         raise UnfitRowError(f"the chat template of {self.name} {problem}")
 
     def try_render(self, messages: Messages, *, prompt: bool = False) -> Rendering | None:
-        """Render messages as `render` does; None if the template refuses them."""
+        """Render messages as `render` does, or return None if the template refuses them."""
         try:
             return self.render(messages, prompt=prompt)
         except UnfitRowError:
             return None
 
     def render_sections(self, messages: Messages, *, prompt: bool = False) -> tuple[str, Sections]:
-        """Return the text with the sections of messages; neither if marks make it fail."""
+        """Return the text and the sections of messages, both empty if the marked template fails."""
         try:
             return self.template.render_sections(messages, self.tools, self.options, prompt=prompt)
         except Exception:
-            # The code of the template runs here, and marks may be new to it.
+            # The code of the template runs here, and may fail because of the marks.
             return "", []
 
     def prompt_text(self, messages: Messages) -> str:
-        """Return what the template adds to messages to ask for an answer, maybe nothing."""
+        """Return the text that the template adds to messages to prompt for an answer, or ""."""
         text, sections = self.render_sections(messages, prompt=True)
         ends = [part.end for part in sections if part.message is not None]
         if ends and ends[-1] < len(text):
@@ -85,14 +85,14 @@ class RowTemplate:
 
     @functools.cached_property
     def default_prompt(self) -> str:
-        """What the template adds to a question to ask for an answer, maybe nothing."""
+        """The text that the template adds to a question to prompt for an answer, or ""."""
         return self.prompt_text([{"role": "user", "content": "a question"}])
 
 
 class Turns:
-    """The text of a chat, and the characters of each of the assistant's messages that it writes.
+    """The text of a chat, and the spans of each of the assistant's turns in it.
 
-    `spans_by_message` has None as the message of a {% generation %} block outside of all loops over
+    The key None of `spans_by_message` has the {% generation %} blocks outside of all loops over
     messages. Raises UnfitRowError if the template refuses the chat or a turn cannot be located.
     """
 
@@ -119,39 +119,35 @@ class Turns:
         return self.text[:first]
 
     def message_text(self, index: int) -> str:
-        """Return the text that the template wrote for a message."""
+        """Return the text that the template writes for a message."""
         spans = ((part.start, part.end) for part in self.sections if part.message == index)
         return "".join(self.text[start:end] for start, end in spans)
 
     def target_text(self, index: int | None) -> str:
-        """Return the text of the spans of a message, and of those that may belong to it."""
-        spans = dict.fromkeys((None, index))
+        """Return the text of the spans of a message, and of those whose message is unknown."""
+        owners = dict.fromkeys((None, index))
         return "".join(
             self.text[start:end]
-            for message in spans
-            for start, end in self.spans_by_message.get(message, ())
+            for owner in owners
+            for start, end in self.spans_by_message.get(owner, ())
         )
 
     def _extend_last_turn(self, sections: Sections) -> Sections:
-        """Give the text after the last message to its turn, if it is the assistant's."""
+        """Add the text after the last message to its section, if it is an assistant's message."""
         last = len(self._messages) - 1
-        places = [place for place, part in enumerate(sections) if part.message is not None]
-        if (
-            not places
-            or self._messages[last]["role"] != ASSISTANT
-            or not sections[places[-1] + 1 :]
-        ):
+        numbers = [number for number, part in enumerate(sections) if part.message is not None]
+        end = numbers[-1] + 1 if numbers else len(sections)
+        if end == len(sections) or self._messages[last]["role"] != ASSISTANT:
             return sections
-        end = places[-1] + 1
         is_written = any(part.message == last for part in sections)
         if is_written and self._prompt_text(last).startswith(self.text[sections[end].start :]):
-            # Some templates always ask for an answer at the end.
+            # Some templates always prompt for an answer at the end.
             return sections
         return [*sections[:end], *(part._replace(message=last) for part in sections[end:])]
 
-    def _message_at(self, place: int) -> int | None:
+    def _message_at(self, position: int) -> int | None:
         return next(
-            (part.message for part in self.sections if part.start <= place < part.end), None
+            (part.message for part in self.sections if part.start <= position < part.end), None
         )
 
     def _turn_spans(self, index: int) -> Spans:
@@ -165,7 +161,7 @@ class Turns:
         start += self._header_length(index, self.text[start:end])
         edges = [start, end]
         for part in parts[1:]:
-            # Text that continues the turn is the same span.
+            # A section that continues the previous one extends its span.
             edges[-1:] = (
                 [part.end] if part.start == edges[-1] else [edges[-1], part.start, part.end]
             )
@@ -173,25 +169,26 @@ class Turns:
         return tuple((start, end) for start, end in spans if start < end)
 
     def _header_length(self, index: int, turn: str) -> int:
-        """Return how much of a message's text is not its words: what the prompt for it writes."""
-        words_at = _first_words(turn, self._messages[index])
+        """Return the length of the header of a turn, which the prompt for an answer contains."""
+        words_start = _find_first_words(turn, self._messages[index])
         prompt = self._prompt_text(index)
-        length = _match_prompt(turn, prompt, words_at)
-        # A template may not ask for an answer after this message, and begin one all the same.
-        return length or _match_prompt(turn, self._row.default_prompt, words_at)
+        length = _match_prompt(turn, prompt, words_start)
+        # The template may not prompt for an answer after the earlier messages, and yet write the
+        # header of one.
+        return length or _match_prompt(turn, self._row.default_prompt, words_start)
 
     def _prompt_text(self, index: int) -> str:
-        """Return the text that asks for message `index` after those before it."""
+        """Return the text that prompts for message `index` after the earlier messages."""
         return self._row.prompt_text(self._messages[:index])
 
     def _added_span(self, index: int) -> Spans:
-        """Return the span that a message adds to the text of those before it."""
-        before, turn = self._messages[:index], self._messages[: index + 1]
-        turn_text = self._row.render(turn).text
-        prompt_text = self._row.render(before, prompt=True).text
-        words_at = _first_words(turn_text[len(prompt_text) :], self._messages[index])
-        start = _match_prompt(turn_text, prompt_text, len(prompt_text) + words_at)
-        is_added = turn_text.startswith(self._row.render(before).text, 0, start)
+        """Return the span that a message adds to the text of the earlier messages."""
+        earlier = self._messages[:index]
+        turn_text = self._row.render(self._messages[: index + 1]).text
+        prompt_text = self._row.render(earlier, prompt=True).text
+        words_start = _find_first_words(turn_text[len(prompt_text) :], self._messages[index])
+        start = _match_prompt(turn_text, prompt_text, len(prompt_text) + words_start)
+        is_added = turn_text.startswith(self._row.render(earlier).text, 0, start)
         if not is_added or not self.text.startswith(turn_text):
             raise UnfitRowError(
                 f"the chat template of {self._row.name} renders message {index + 1} or those "
@@ -201,30 +198,30 @@ class Turns:
         return ((start, len(turn_text)),) if start < len(turn_text) else ()
 
 
-def _first_words(turn: str, message: Mapping[str, Any]) -> int:
-    """Return where the first words of a message begin in its text, or the end of the text."""
+def _find_first_words(turn: str, message: Mapping[str, Any]) -> int:
+    """Return where the first words of a message begin in its turn, or else the turn's length."""
     texts = (message.get(key) for key in ("reasoning_content", "content"))
     words = [text.strip()[:16] for text in texts if isinstance(text, str)]
-    places = [turn.find(start) for start in words if start]
-    return min((place for place in places if place >= 0), default=len(turn))
+    positions = [turn.find(start) for start in words if start]
+    return min((position for position in positions if position >= 0), default=len(turn))
 
 
-def _match_prompt(turn: str, prompt: str, words_at: int) -> int:
-    """Return how much of a turn the prompt for it writes, 0 if they have no part in common.
+def _match_prompt(turn: str, prompt: str, words_start: int) -> int:
+    """Return the end of a turn's header, which matches the prompt for the turn, or 0.
 
-    The beginning of the text may precede the prompt. A prompt may continue where the turn does
-    not, for example by opening a block of reasoning; the header then ends with the last of its
-    parts that both have. A name may be inside the header, which ends where the prompt does.
+    The beginning of the text may precede the prompt. If the prompt continues otherwise than the
+    turn, for example with a block of reasoning, the header ends with its last part that both have.
+    A header with a name in it ends with the last token of the prompt.
     """
     if not prompt:
         return 0
     place = turn.find(prompt)
-    if 0 <= place <= words_at - len(prompt):
+    if 0 <= place <= words_start - len(prompt):
         return place + len(prompt)
     common = os.path.commonprefix([turn, prompt])
     ends = [match.end() for match in _HEADER_PART_END.finditer(common)]
     last_part = _LAST_PART.search(prompt)
     if common and last_part is not None:
-        place = turn.find(last_part.group(), ends[-1] if ends else 0, words_at)
+        place = turn.find(last_part.group(), ends[-1] if ends else 0, words_start)
         ends += [place + len(last_part.group())] if place >= 0 else []
     return ends[-1] if ends else 0

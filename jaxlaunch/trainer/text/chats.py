@@ -1,9 +1,9 @@
-"""Chats as documents: messages rendered by the tokenizer's template, the answers marked.
+"""Converts chats to documents: renders the messages, and marks the answers as targets.
 
-The marked words are those that the template's {% generation %} tag encloses. In a template without
-the tag they are what it writes for the assistant's messages, after the text with which it asks for
-an answer (`chat_turns`). The text is never searched for markers. What a row says and its targets do
-not is counted (`chat_notes`).
+The targets are the text in the template's {% generation %} blocks. In a template without the tag,
+they are the text that it writes for the assistant's messages, after the prompt for an answer
+(`chat_turns`). The rendered text is never searched for markers. The parts of a row that are missing
+in its targets are counted (`chat_notes`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ TEMPLATE_FILE = "chat_template.jinja"
 # Names of the default template and of the template for rows with tools.
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 ASSISTANT = "assistant"
-# Version of texts and spans. Increase it when the same template gives others.
+# Version of the texts and spans. Increase it when the same template gives different ones.
 CHATS_VERSION = 2
-# Types of a part of a message that are not text.
+# Types of the parts of a message that are not text.
 MEDIA_TYPES = (
     *("image", "image_url", "input_image", "video", "video_url"),
     *("audio", "audio_url", "input_audio", "file", "input_file"),
@@ -68,7 +68,7 @@ class ChatTemplates:
         identity = [CHATS_VERSION, template, tokens]
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
-    def row_document(self, field: str, values: documents.Values) -> Document:
+    def render_row(self, field: str, values: documents.Values) -> Document:
         """Render the chat of a row with its tools and options. Raises UnfitRowError."""
         try:
             document = self.render_document(values[field], *parse_extras(values))
@@ -86,17 +86,20 @@ class ChatTemplates:
         options: Mapping[str, Any] | None = None,
         skipped: int = 0,
     ) -> Document:
-        """Render messages with the spans of the assistant after the first `skipped` messages."""
+        """Render messages as a document, whose targets are those after `skipped` messages.
+
+        Raises UnfitRowError.
+        """
         from jaxlaunch.trainer.text import chat_coverage, chat_template, chat_turns
 
         check_messages(messages)
         row = self._row_template(tools, options)
         turns = chat_turns.Turns(row, chat_template.normalize_messages(messages))
-        check_lists(messages, turns.text)
+        check_printed_lists(messages, turns.text)
         untrained_notes: Notes = Counter()
         trained = []
         for index, message in enumerate(messages):
-            key = untrained_by(message, index)
+            key = find_untrained_key(message, index)
             if index < skipped:
                 continue
             if key is None or message["role"] != ASSISTANT:
@@ -169,8 +172,8 @@ def check_messages(messages: Any) -> None:
                 raise UnfitRowError(f"{problem}, and only text is trained; leave the row out")
 
 
-def check_lists(messages: Sequence[Any], text: str) -> None:
-    """Raise UnfitRowError if a template wrote a list of parts as Python prints it."""
+def check_printed_lists(messages: Sequence[Any], text: str) -> None:
+    """Raise UnfitRowError if the template wrote the parts of a message as a Python list."""
     for number, message in enumerate(messages, 1):
         content = message.get("content")
         if isinstance(content, list | dict) and content and str(content) in text:
@@ -182,7 +185,7 @@ def check_lists(messages: Sequence[Any], text: str) -> None:
 def check_answers(
     messages: Sequence[Any], trained: Sequence[Any], text: str, spans: Sequence[tuple[int, int]]
 ) -> None:
-    """Raise UnfitRowError if no words of the assistant are targets, unless the row says so."""
+    """Raise UnfitRowError if no words of the assistant are targets but some should be."""
     from jaxlaunch.trainer.text import chat_coverage
 
     answers = [message for message in trained if message["role"] == ASSISTANT]
@@ -190,8 +193,8 @@ def check_answers(
         return
     values = [message.get(key) for message in answers for key in chat_coverage.WORD_KEYS]
     target_text = "".join(text[start:end] for start, end in spans)
-    words = chat_coverage.words_of(values)
-    if spans and (not words or words & chat_coverage.words_of(target_text)):
+    words = chat_coverage.count_words(values)
+    if spans and (not words or words & chat_coverage.count_words(target_text)):
         return
     roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
     problem = f"it has no words of the role {ASSISTANT!r}, which are the targets"
@@ -200,8 +203,8 @@ def check_answers(
     raise UnfitRowError(f"{problem}; its roles: {roles}")
 
 
-def untrained_by(message: Mapping[str, Any], index: int) -> str | None:
-    """Return the key by which a message is not trained, if any. Raises UnfitRowError."""
+def find_untrained_key(message: Mapping[str, Any], index: int) -> str | None:
+    """Return the key that excludes a message from the targets, or None. Raises UnfitRowError."""
     from jaxlaunch.trainer.text.chat_coverage import TRAIN_KEYS
 
     for key in TRAIN_KEYS:
@@ -219,7 +222,7 @@ def untrained_by(message: Mapping[str, Any], index: int) -> str | None:
 
 
 def _select_spans(turns: Turns, trained: Sequence[int], count: int) -> tuple[tuple[int, int], ...]:
-    """Return the spans of the trained ones of `count` messages. Raises UnfitRowError."""
+    """Return the spans of the messages `trained` of `count` messages. Raises UnfitRowError."""
     spans = turns.spans_by_message
     if len(trained) < count and None in spans:
         raise UnfitRowError(
@@ -232,7 +235,7 @@ def _select_spans(turns: Turns, trained: Sequence[int], count: int) -> tuple[tup
 def parse_extras(
     values: documents.Values,
 ) -> tuple[list[Any] | None, dict[str, Any] | None]:
-    """Parse the tools and the template's variables of a row. Raises UnfitRowError."""
+    """Return the tools and the template variables of a row. Raises UnfitRowError."""
     options = values.get(OPTIONS_FIELD)
     if options is not None and not isinstance(options, dict):
         problem = f"the row's {OPTIONS_FIELD} is {describe_value(options)}"
@@ -259,7 +262,7 @@ def parse_tools(value: Any) -> list[Any] | None:
 
 
 def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the default template and the one for rows with tools, if any. Raises SpecError."""
+    """Return the default template and, if it exists, that for rows with tools. Raises SpecError."""
     prefix = f"data.tokenizer = {tokenizer.name}"
     sources: dict[str, Any] = {}
     for name, text in tokenizer.files.items():

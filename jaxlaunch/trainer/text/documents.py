@@ -1,8 +1,8 @@
 """Reads documents from plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes.
 
-Text and lines may be compressed by gzip or zstd. A text file is one document, or several if it is
-larger than 1 MiB, cut at the ends of lines. In the other formats each row is a document, the text
-in `field`. Errors name the file and the row, counted from 1.
+Text and JSON lines may be compressed by gzip or zstd. A text file is one document; a file larger
+than 1 MiB is cut at the ends of lines into several. In the other formats each row is a document,
+whose text is in `field`. Errors name the file and the row, counted from 1.
 
 A large file is divided into several units that are read separately: bytes of text and lines, row
 groups of Parquet, batches of Arrow. A compressed file is one unit, because it can only be read from
@@ -33,17 +33,17 @@ from jaxlaunch.trainer.spec.data import TEXT_KINDS as KINDS
 from jaxlaunch.trainer.spec.data import TEXT_PIECE_BYTES as PIECE_BYTES
 from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 
-# Minimum amount that one process reads at a time.
+# Approximate amount that one process reads at a time.
 UNIT_BYTES = 16 << 20
-# Approximate maximum for a corpus: every shard is made of some of each unit.
+# Approximate maximum of units, because packing each shard reads from all of them.
 MAX_UNITS = 4096
 # Size of a read.
 BLOCK_BYTES = 1 << 20
-# Rows of a table that are read at a time.
+# Number of rows of a table that are read at a time.
 BATCH_ROWS = 1024
-# Formats that are recognized and not supported.
+# Endings of archives and compressed files that are not supported.
 ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")
-# Files that `datasets` writes and that contain no rows.
+# Files of `datasets` that contain no rows.
 DATASET_FILES = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 FOLDER_SUFFIXES = (*KINDS, ".txt")
 # Assumed ratio of the size of a text to its compressed size.
@@ -66,33 +66,32 @@ class Part(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A text, how many of its characters replace invalid UTF-8, and the ranges of its targets.
-
-    All characters are targets if `spans` is None. `identity` is the hash of its row's value or
-    group, which decides whether it is held out; None for plain text, which is its own. `notes`
-    count what the row has and the text does not, by kind and name (`chat_notes`).
-    """
+    """A text to train on."""
 
     text: str
+    # Number of characters that replace invalid UTF-8.
     replaced: int
+    # Ranges of the characters that are targets; None if all are.
     spans: tuple[tuple[int, int], ...] | None = None
+    # Hash of the row's value or group, by which it is held out; None for plain text.
     identity: int | None = None
+    # Counts of the parts of the row that are not trained (`chat_notes`).
     notes: Mapping[tuple[NoteKind, str], int] = types.MappingProxyType({})
 
 
 RowItem = TypeVar("RowItem")
 # Values of a row by field.
 Values = Mapping[str, Any]
-# The number of each row, its values, and how many of its characters replace invalid UTF-8.
+# The number of each row, its values, and the number of characters that replace invalid UTF-8.
 Rows = Iterator[tuple[int, Values, int]]
 
 
 class UnfitRowError(Exception):
-    """The reason why a row is not a document."""
+    """Raised for a row that cannot become a document. The message is the reason."""
 
 
-class _WrongRowError(Exception):
-    """A fault in row `row` of a part, counted from 0."""
+class _InvalidRowError(Exception):
+    """Raised for a fault in row `row` of a part, counted from 0."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(problem)
@@ -100,7 +99,7 @@ class _WrongRowError(Exception):
 
 
 def find_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
-    """Return all matching files, and for a local folder those that contain rows or text.
+    """Return all files that match; a local folder matches its files of rows or text.
 
     Raises DataError for a folder with several kinds of files, and for unsupported compression.
     """
@@ -135,11 +134,11 @@ def check_rows(paths: Sequence[str], content: str) -> None:
 
 
 def _folder_patterns(folder: str) -> list[str]:
-    """Return the files of a folder: those in the state.json of `datasets`, or those of one kind."""
+    """Return the files that the state.json of `datasets` lists, or else those of one kind."""
     visible = (name for name in os.listdir(folder) if not name.startswith("."))
     names = sorted(name for name in visible if name not in DATASET_FILES)
-    # `save_to_disk` leaves caches, which repeat rows, next to the files that it lists. Other
-    # folders and those of older versions have no list.
+    # `save_to_disk` leaves cache files, which repeat rows, next to the files that it lists. Folders
+    # of older versions, and other folders, have no list.
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         state = json.loads(Path(folder, "state.json").read_bytes())
         names = [str(entry["filename"]) for entry in state["_data_files"]] or names
@@ -151,8 +150,8 @@ def _folder_patterns(folder: str) -> list[str]:
         examples = (f"{len(names)} of {kind} such as {names[0]}" for kind, names in kinds.items())
         problem = f"{folder} holds files of several kinds: {', '.join(examples)}"
         raise DataError(f"{problem}; name those to read, as {folder}/*.jsonl does")
-    chosen = [name for names in kinds.values() for name in names]
-    return [os.path.join(glob.escape(folder), glob.escape(name)) for name in chosen] or [folder]
+    matches = [name for names in kinds.values() for name in names]
+    return [os.path.join(glob.escape(folder), glob.escape(name)) for name in matches] or [folder]
 
 
 def file_kind(path: str) -> str:
@@ -161,7 +160,7 @@ def file_kind(path: str) -> str:
 
 
 def is_table(path: str) -> bool:
-    """Return whether a file is not plain bytes of text, but compressed, Parquet or Arrow."""
+    """Return whether a file is compressed, Parquet or Arrow, and not plain bytes of text."""
     return _is_compressed(path) or file_kind(path) in ("parquet", "arrow")
 
 
@@ -175,7 +174,7 @@ def _is_compressed(path: str) -> bool:
 
 
 def split_units(paths: Sequence[str]) -> list[list[Part]]:
-    """Return the parts of the files in order, in groups of about 16 MiB or more.
+    """Group the parts of the files, in order, into units of about 16 MiB or more.
 
     Raises DataError for an empty file of rows, and for an invalid Parquet or Arrow file.
     """
@@ -254,16 +253,16 @@ def read_documents(
 
 
 def take_group(values: Values, group: str, read_fields: Sequence[str]) -> tuple[int, Values]:
-    """Return the hash of a row's group, and the row without it unless it is also read.
+    """Return the hash of a row's group, and the row without it, unless it is one of `read_fields`.
 
     Raises UnfitRowError if the row has no group.
     """
     value = values.get(group)
     if value is None or value == "":
-        has = ", ".join(name for name in values if values[name] is not None)
-        raise UnfitRowError(f"it has no group {group!r}; it has {has}")
-    others = {name: values[name] for name in values if name != group or name in read_fields}
-    return splits.hash_value(value), others
+        names = ", ".join(name for name in values if values[name] is not None)
+        raise UnfitRowError(f"it has no group {group!r}; it has {names}")
+    remaining = {name: values[name] for name in values if name != group or name in read_fields}
+    return splits.hash_value(value), remaining
 
 
 def read_rows(
@@ -272,10 +271,10 @@ def read_rows(
     make_item: Callable[[Values], RowItem],
     optional_fields: Sequence[str] = (),
 ) -> Iterator[tuple[RowItem, int]]:
-    """Yield `make_item` of each row, and how many of its characters replace invalid UTF-8.
+    """Yield `make_item` of each row, and the number of characters that replace invalid UTF-8.
 
-    A row has `field`, and the fields of `optional_fields` that exist. `make_item` may raise
-    UnfitRowError. Raises DataError with file and row.
+    The values of a row are those of `field` and of the `optional_fields` that exist. `make_item`
+    may raise UnfitRowError. Raises DataError with file and row.
     """
     is_lines = part.kind == "lines"
     with _report_faults(part):
@@ -284,7 +283,7 @@ def read_rows(
             try:
                 yield make_item(values), replaced
             except UnfitRowError as error:
-                raise _WrongRowError(number, str(error)) from None
+                raise _InvalidRowError(number, str(error)) from None
 
 
 @contextlib.contextmanager
@@ -293,18 +292,18 @@ def _report_faults(part: Part) -> Iterator[None]:
     try:
         with files.report_damage(part.path, problem):
             yield
-    except _WrongRowError as error:
+    except _InvalidRowError as error:
         row = error.row + 1 + _count_rows_before(part)
         raise DataError(f"{part.path}, row {row}: {error}") from None
 
 
 def _count_rows_before(part: Part) -> int:
-    """Count the rows of the file before the part, which is needed only for error messages."""
+    """Count the rows of the file before the part, for an error message."""
     if part.kind in ("parquet", "arrow"):
         return _count_rows(part, 0, part.first)
     if part.kind != "lines" or not part.first:
         return 0
-    # The line that contains the first byte of the part, or ends before it, began earlier.
+    # The line that contains the byte before the part is an earlier row.
     count, remaining = 1, part.first - 1
     with _open_stream(part.path) as file:
         while block := file.read(min(BLOCK_BYTES, remaining)):
@@ -331,7 +330,7 @@ def _make_document(field: str, values: Values) -> Document:
 
 
 def replace_surrogates(text: str) -> tuple[str, int]:
-    """Replace lone surrogates, which JSON may contain, by U+FFFD; return text and count."""
+    """Replace lone surrogates, which JSON may contain, by U+FFFD. Return text and count."""
     return (text, 0) if text.isascii() else _SURROGATE.subn(REPLACEMENT, text)
 
 
@@ -371,7 +370,7 @@ def _read_pieces(part: Part) -> Iterator[Document]:
         while len(pending) > PIECE_BYTES:
             end = pending.rfind(b"\n", 0, PIECE_BYTES) + 1
             if not end:
-                # Do not cut within a character if the text has no lines.
+                # The text has no lines. Do not cut within a character.
                 end = PIECE_BYTES
                 while end > PIECE_BYTES - 4 and pending[end] & 0xC0 == 0x80:
                     end -= 1
@@ -393,13 +392,13 @@ def _read_lines(part: Part, field: str) -> Rows:
             row = json.loads(decoded.text)
         except (ValueError, RecursionError) as error:
             problem = f"it is not JSON: {error}; a file of JSON lines has one object a line"
-            raise _WrongRowError(number, problem) from None
+            raise _InvalidRowError(number, problem) from None
         if not isinstance(row, dict):
             problem = f"it is {describe_value(row)}, not an object with the field {field!r}"
-            raise _WrongRowError(number, problem)
+            raise _InvalidRowError(number, problem)
         if field not in row:
             problem = f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}"
-            raise _WrongRowError(number, problem)
+            raise _InvalidRowError(number, problem)
         yield number, row, decoded.replaced
 
 
@@ -424,15 +423,15 @@ def _whole_lines(part: Part) -> Iterator[bytes]:
             offset, block = offset + len(block), file.read(BLOCK_BYTES)
         if first and block:
             offset, block = offset + line_end, block[line_end:] or file.read(BLOCK_BYTES)
-        # Whether the current line began before `last`.
-        is_open = False
-        while block and (last is None or offset < last or is_open):
+        # Whether a line that began before `last` continues in the next block.
+        is_line_open = False
+        while block and (last is None or offset < last or is_line_open):
             is_last = last is not None and offset + len(block) >= last
             end = block.find(b"\n", max((last or 0) - 1 - offset, 0)) + 1 if is_last else 0
             yield block[:end] if end else block
             if end:
                 return
-            offset, is_open, block = offset + len(block), True, file.read(BLOCK_BYTES)
+            offset, is_line_open, block = offset + len(block), True, file.read(BLOCK_BYTES)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -453,7 +452,7 @@ def _open_arrow(path: str) -> tuple[Any, Iterator[Any]]:
 
 
 def note_columns(parts: Sequence[Part], fields: Sequence[str]) -> Notes:
-    """Count the rows of tables by each column that is none of `fields`."""
+    """Count the rows of tables that have columns other than `fields`, by column."""
     notes: Notes = Counter()
     for part in parts:
         names: list[str] = []
@@ -507,12 +506,10 @@ def _choose_columns(
 
 
 def _column_values(column: Any) -> tuple[list[Any], list[int]]:
-    """Return the values of a column and, if some are invalid UTF-8, the replaced characters.
+    """Return the values of a column and, if some are invalid UTF-8, the numbers of replacements.
 
-    Structs have only the keys whose value is not null.
-
-    Raises ValueError for a damaged column, because a wrong offset in a mapped file would crash the
-    process.
+    Structs have only the keys whose value is not null. Raises ValueError for a damaged column,
+    because a wrong offset in a mapped file would crash the process.
     """
     import pyarrow
 
@@ -536,7 +533,7 @@ def _column_values(column: Any) -> tuple[list[Any], list[int]]:
 
 
 def _remove_absent(value: Any, kind: Any) -> Any:
-    """Remove the nulls that a struct of a table has where a row has no such key.
+    """Remove the nulls that a struct of a table has for keys that are missing in the row.
 
     Nulls in lists and maps are values of the row.
     """

@@ -1,8 +1,8 @@
 """Preference data: pairs of a chosen and a rejected text after the same prompt.
 
-`chosen` and `rejected` are texts, or messages that the tokenizer's template renders; `prompt` or
-`messages` is the common prompt. In a row without a prompt, it is the common beginning of both. A
-row with `system` or `question` is a conversation, whose texts are messages.
+`chosen` and `rejected` are texts, or messages that the tokenizer's template renders. The prompt is
+`prompt` or `messages`, or else the common beginning of both. A row with `system` or `question` is a
+conversation, whose texts are messages.
 
 Every process tokenizes all pairs when a run starts and keeps them in memory, with 5 bytes per
 token.
@@ -35,9 +35,9 @@ from jaxlaunch.trainer.text.documents import Document, UnfitRowError, Values, de
 from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
-# The user's message, and the message of the system before it.
+# Fields of the user's message, and of the system message before it.
 QUESTION, SYSTEM = "question", "system"
-# A row may have one of these.
+# Fields of the prompt. The first one that a row has is used.
 PROMPTS = ("prompt", "messages", QUESTION)
 ROW_FIELDS = (REJECTED, *PROMPTS, SYSTEM, *chats.OPTIONAL_FIELDS)
 # Number of pairs that are tokenized at once.
@@ -45,7 +45,7 @@ BATCH_PAIRS = 512
 
 
 class Pair(NamedTuple):
-    """Two texts, whose `spans` after the prompt are predicted."""
+    """A chosen and a rejected text. Their `spans`, which are after the prompt, are predicted."""
 
     chosen: Document
     rejected: Document
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
 
 
 class TokenizedPairs(NamedTuple):
-    """The pairs of some files: texts 2 p and 2 p + 1 are the chosen and the rejected of pair p."""
+    """The pairs of files. Texts 2 p and 2 p + 1 are the chosen and the rejected text of pair p."""
 
     # Tokens of all texts, concatenated.
     tokens: npt.NDArray[np.int32]
@@ -67,7 +67,7 @@ class TokenizedPairs(NamedTuple):
     too_long: int
     # Number of pairs that were left out because a text has nothing to predict.
     empty: int
-    # Whether a template wrote some of them.
+    # Whether a template wrote some of the texts.
     has_chats: bool
 
 
@@ -77,8 +77,8 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
     Raises DataError naming file and row, and SpecError if the tokenizer or its template cannot be
     read.
     """
-    is_apart = data.eval_path is not None
-    if split == "eval" and not is_apart and not data.eval_split:
+    has_eval_files = data.eval_path is not None
+    if split == "eval" and not has_eval_files and not data.eval_split:
         return None
     if data.eval_path is not None and split == "eval":
         paths = tuple(documents.find_files(data.eval_path, "eval_path"))
@@ -87,12 +87,13 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
     digest = recipe.digest_files(paths, Path(recipe.prepared_root(data)))
     tokenized = _read_pairs(paths, digest, data.tokenizer, length, data.group)
     count = len(tokenized.key_P)
-    share = 0.0 if is_apart else data.eval_split
+    share = 0.0 if has_eval_files else data.eval_split
     is_held_out_P = splits.choose_held_out(
         tokenized.key_P, share, data.split_seed, has_groups=data.group is not None
     )
-    chosen_P = np.flatnonzero(is_held_out_P if split == "eval" and not is_apart else ~is_held_out_P)
-    if not len(chosen_P):
+    is_selected_P = is_held_out_P if split == "eval" and not has_eval_files else ~is_held_out_P
+    pair_indices = np.flatnonzero(is_selected_P)
+    if not len(pair_indices):
         raise DataError(
             f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into "
             f"train.model.length = {length} ({tokenized.too_long} are longer, {tokenized.empty} "
@@ -100,38 +101,42 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
             f"{split} split none of them"
         )
     tokenizer_digest = tokenizer.load_tokenizer(data.tokenizer).digest
-    part = str(data.eval_split)
+    part_label = str(data.eval_split)
     if share:
-        part = splits.split_part(
+        part_label = splits.split_part(
             is_held_out_P, split, share=share, seed=data.split_seed, group=data.group
         ).label
-    identity = f"{split}, {part} of sha256 {digest}, tokenizer {tokenizer_digest}"
+    identity = f"{split}, {part_label} of sha256 {digest}, tokenizer {tokenizer_digest}"
     if tokenized.has_chats:
         identity += f", template {chats.load_chats(data.tokenizer).digest}"
-    pairs = Pairs(tokenized, chosen_P, length, identity)
+    pairs = Pairs(tokenized, pair_indices, length, identity)
     if split == "eval" and share and data.group is None:
         pairs.notes = splits.divided_note(tokenized.key_P, is_held_out_P)
     return pairs
 
 
 class Pairs(DataSource):
-    """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair."""
+    """A source of pairs: `tokens` int32 [K, L + 1], `mask` float32 [K, L], `length` int32 [K]."""
 
     name = "preferences"
 
     def __init__(
-        self, tokenized: TokenizedPairs, chosen_P: npt.NDArray[np.int64], length: int, identity: str
+        self,
+        tokenized: TokenizedPairs,
+        pair_indices: npt.NDArray[np.int64],
+        length: int,
+        identity: str,
     ) -> None:
-        self._tokenized, self._chosen_P = tokenized, chosen_P
+        self._tokenized, self._pair_indices = tokenized, pair_indices
         self._length, self._identity = length, identity
 
     def __len__(self) -> int:
-        return len(self._chosen_P)
+        return len(self._pair_indices)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         tokens_KT = np.zeros((2, self._length + 1), np.int32)
         mask_KL = np.zeros((2, self._length), np.float32)
-        first = 2 * int(self._chosen_P[index])
+        first = 2 * int(self._pair_indices[index])
         ends = self._tokenized.ends
         counts = []
         for row, text in enumerate((first, first + 1)):
@@ -143,7 +148,7 @@ class Pairs(DataSource):
         return {"tokens": tokens_KT, "mask": mask_KL, "length": np.array(counts, np.int32)}
 
     def fingerprint(self) -> str:
-        """Return split, files, tokenizer, pairs and length."""
+        """Return the split, digests of files and tokenizer, and the number and length of pairs."""
         return f"preferences {self._identity}, {len(self)} pairs of {self._length}"
 
 
@@ -197,8 +202,8 @@ def _load_chats(
 
 
 def _join_texts(prompt: str, text: str) -> Document:
-    whole, replaced = documents.replace_surrogates(prompt + text)
-    return Document(whole, replaced, ((len(prompt), len(whole)),))
+    full_text, replaced = documents.replace_surrogates(prompt + text)
+    return Document(full_text, replaced, ((len(prompt), len(full_text)),))
 
 
 def _render_messages(
@@ -233,9 +238,9 @@ def _render_messages(
 
 
 def _contain_prompt(prompt: list[Any], answers: list[list[Any]], *, is_text: bool) -> bool:
-    """Return whether both texts are conversations that contain the messages of the prompt.
+    """Return whether both answers are conversations that contain the messages of the prompt.
 
-    Raises UnfitRowError if they begin with a question and a prompt that is a text is not in them.
+    Raises UnfitRowError if they begin with a question and do not contain a prompt that is a text.
     """
     if any(_role_and_content(answer[:1])[0] not in (SYSTEM, "user") for answer in answers):
         return False
@@ -253,7 +258,7 @@ def _contain_prompt(prompt: list[Any], answers: list[list[Any]], *, is_text: boo
 
 
 def _role_and_content(messages: Sequence[Any]) -> tuple[Any, Any]:
-    """Return role and content of the only message, None without one."""
+    """Return the role and the content of the first message, None if there is no message."""
     message = messages[0] if messages and isinstance(messages[0], dict) else {}
     return message.get("role"), message.get("content")
 
@@ -262,7 +267,7 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
-# Training and evaluation read the same files.
+# Training and evaluation may read the same files.
 @functools.lru_cache(maxsize=2)
 def _read_pairs(
     paths: tuple[str, ...], digest: str, name: str, length: int, group: str | None
@@ -320,7 +325,7 @@ def _read_pairs(
 
 
 def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
-    """Yield the tokens of each pair's two texts, and which tokens are predicted."""
+    """Yield the tokens of the texts of each pair, and which of them are predicted."""
     texts = [text for pair in pairs for text in pair[:2]]
     spans = [text.spans or () for text in texts]
     encodings = tokenizer.encode_spans([text.text for text in texts], spans)

@@ -1,13 +1,13 @@
-"""The recipe of a corpus. Equal recipes give equal bytes on any machine.
+"""The recipe of a corpus: everything that determines its rows. Equal recipes give equal bytes.
 
-The folder of the rows is named by a digest of the recipe. So prepared rows are found again, and a
-change of a file, the tokenizer or a key gives another folder.
+The name of the folder of the rows is a digest of the recipe, so that prepared rows are reused, and
+another file, tokenizer or key gives another folder.
 
-Files are identified by their names and a SHA-256 of every byte. Digests are cached in the folder of
-prepared rows, for all hosts that share it, and are valid while a file's path, size and modification
-time (in nanoseconds) are unchanged. The digest of a file that changed a moment ago is not cached,
-since its next change may have the same time. An object of a bucket is identified by its generation
-or ETag.
+Files are identified by their names and a SHA-256 of their contents. These digests are cached in the
+folder of prepared rows, for all hosts that share it, and are valid while a file's path, size and
+modification time (in nanoseconds) are unchanged. The digest of a file that changed a moment ago is
+not cached, because its next change may have the same time. An object in a bucket is identified by
+its generation or ETag.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from jaxlaunch.trainer.errors import DataError, Stopped
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, documents, tokenizer
 
-# Version of the shards. Increase it when the same recipe gives other bytes.
+# Version of the shards. Increase it when the same recipe gives different bytes.
 FORMAT_VERSION = 3
-# Version of the choice of the documents that are held out.
+# Version of the rule by which documents are held out.
 SPLIT_VERSION = 1
-# This file is written last: a folder that contains it is complete.
+# This file is written last, so a folder that contains it is complete.
 INDEX_FILE = "index.json"
 CHUNK_BYTES = 1 << 20
 # File systems such as FAT store times with a resolution of two seconds.
 SETTLED_S = 2.0
 STOPPED = "stopped while the files of the text were hashed"
 
-# Path -> size, time of change in nanoseconds, digest.
+# The size, the modification time in nanoseconds, and the digest of each path.
 Digests = dict[str, tuple[int, int, str]]
 # Digests of this process, used if the folder is not writable.
 _process_digests: Digests = {}
@@ -64,18 +64,18 @@ class Recipe:
     # Digest of the chat template; None if rows are texts.
     template: str | None = None
     split_seed: int = 0
-    # Field whose values are not divided between the splits.
+    # Field of the group of a row. All rows of a group are in the same split.
     group: str | None = None
 
     @property
     def address(self) -> str:
-        """The name of the folder, a digest of everything but the locations of the files."""
+        """The name of the folder: a digest of the recipe without the locations of files."""
         keys = dataclasses.asdict(self)
         del keys["paths"], keys["tokenizer"]
         if self.template is None:
-            # Texts keep the folders that they had before chats were supported.
+            # Texts keep the addresses that they had before chats were supported.
             del keys["template"]
-        # Where nothing is held out, the rows do not depend on how documents are chosen.
+        # If nothing is held out, the rows do not depend on the rule for holding documents out.
         split = [SPLIT_VERSION, keys.pop("split_seed"), keys.pop("group")]
         keys |= {"split": split} if self.eval_split else {}
         text = json.dumps([FORMAT_VERSION, keys], sort_keys=True)
@@ -87,7 +87,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """Decode a recipe of `to_json`."""
+        """Decode a recipe that `to_json` encoded."""
         keys: dict[str, Any] = json.loads(text)
         return cls(**{**keys, "paths": tuple(keys["paths"])})
 
@@ -99,7 +99,7 @@ def make_recipe(
     held_out: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Recipe:
-    """Return the recipe of a data block for rows of `length` targets, or of its eval_path.
+    """Return the recipe of a data block, or with `held_out` of its eval_path, for `length` targets.
 
     Raises DataError if no file matches or one has no chats, SpecError if the tokenizer or its chat
     template cannot be read, and Stopped once `is_stopped`.
@@ -180,17 +180,17 @@ def _digest_contents(
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}") from None
         marks[path] = stat.st_size, stat.st_mtime_ns
-    missing = [path for path, mark in marks.items() if digests.get(path, (0, 0, ""))[:2] != mark]
+    outdated = [path for path, mark in marks.items() if digests.get(path, (0, 0, ""))[:2] != mark]
     # Threads are enough, because hashing releases the interpreter lock.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        hashes = pool.map(lambda path: _hash_file(path, is_stopped), missing)
-        for path, digest in zip(missing, hashes, strict=True):
+        hashes = pool.map(lambda path: _hash_file(path, is_stopped), outdated)
+        for path, digest in zip(outdated, hashes, strict=True):
             digests[path] = (*marks[path], digest)
-    if missing:
-        # Cache the digests of files that did not change recently, in this process if the folder is
-        # not writable.
-        latest = time.time_ns() - int(SETTLED_S * 1e9)
-        settled = {path: digests[path] for path in marks if digests[path][1] < latest}
+    if outdated:
+        # Cache the digests of files that did not change recently. The cache of this process is used
+        # if the folder is not writable.
+        latest_ns = time.time_ns() - int(SETTLED_S * 1e9)
+        settled = {path: digests[path] for path in marks if digests[path][1] < latest_ns}
         _process_digests.update(settled)
         with contextlib.suppress(OSError):
             cache_path.parent.mkdir(parents=True, exist_ok=True)

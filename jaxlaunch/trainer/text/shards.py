@@ -1,23 +1,24 @@
-"""Tokenizes a corpus and packs it into shards, in two passes: parts of tokens first, then rows.
+"""Tokenizes a corpus into parts, and packs the parts into shards of rows.
 
-A part contains the tokens of one unit of the files, and stays on the disk until the shards are
-complete. The bucket of a document and its place in the bucket are a hash of the seed and its
-number, which shuffles the corpus without holding it in memory. A part is written in lots, each
-sorted by bucket, with a table of the beginnings of the buckets, so that only the documents of a
-bucket are read for it. A part is complete when its second file is renamed.
+The first pass writes parts. A part contains the tokens of one unit of the files, and stays on the
+disk until the shards are complete. A hash of the seed and the document's number determines the
+bucket of a document and its position there, which shuffles the corpus without keeping it in memory.
+A part is written in lots. Each lot is sorted by bucket and has a table of the positions of its
+buckets, so that the second pass reads only the documents of one bucket. A part is complete when its
+index is renamed, which is written after its tokens.
 
-A shard is packed bucket by bucket, so that memory is that of one bucket for any size of the corpus.
-It consists of two array_record files, for training and evaluation, and a record of both, which is
-written last. A row has `tokens`, the `lengths` of its segments, and `bytes`, the size of the text
-of its targets; rows of chats also have `targets`, 1 for the tokens that are targets. Rows of chats
-without targets are left out.
+The second pass packs shards, bucket by bucket, so that it needs the memory of one bucket for any
+size of the corpus. A shard consists of two array_record files, for training and evaluation, and a
+JSON record of both, which is written last. A row has `tokens`, the `lengths` of its segments, and
+`bytes`, the size of the text of its targets. Rows of chats also have `targets`, 1 for the tokens
+that are targets; rows of chats without targets are left out.
 
 Documents are packed into rows of a fixed length, each as a separate segment. A row has up to L + 1
 tokens, of which all but the first of each segment are targets. Every token of a document but its
 first is a target exactly once: if a document is cut, the next row begins with the last token of the
 previous one.
 
-D documents of a part, in the order of its file of tokens; B buckets; T tokens; C chunks; L length.
+D documents of a part, in the order of its file of tokens; T tokens; C chunks; L length.
 """
 
 from __future__ import annotations
@@ -46,25 +47,23 @@ from jaxlaunch.trainer.text.tokenizer import HuggingFaceTokenizer, Tokenizer, lo
 
 Ints = npt.NDArray[np.int64]
 
-# A batch is encoded when it has this many texts
-BATCH_TEXTS = 256
-# or this many characters.
-BATCH_BYTES = 1 << 20
+# A batch is encoded when it has this many texts or this many characters.
+BATCH_TEXTS, BATCH_CHARACTERS = 256, 1 << 20
 # A lot is written when it has this many tokens.
 LOT_TOKENS = 4 << 20
-# The numbers at the beginning of an index: replaced, empty, lots, buckets, documents.
+# Count of numbers at the beginning of an index: replaced, empty, lots, buckets, documents.
 HEADER_NUMBERS = 5
-# The columns of an index: key, rank, begin, length, bytes.
+# Count of columns of an index: key, rank, begin, length, bytes.
 INDEX_COLUMNS = 5
 SPLITS = ("train", "eval")
 
 
 class PartIndex(NamedTuple):
-    """Documents of a part's file of tokens."""
+    """The documents of a part or a lot, in the order of the file of tokens."""
 
     # Sort key of the documents of a bucket.
     key_D: npt.NDArray[np.uint64]
-    # Rank of the document's identity, by which documents are held out.
+    # Rank of the document's identity, by which it is held out.
     rank_D: npt.NDArray[np.uint64]
     # First token of the document in the file.
     begin_D: Ints
@@ -81,7 +80,7 @@ class PartIndex(NamedTuple):
 
 
 class PartCounts(NamedTuple):
-    """Counts of a part."""
+    """The counts of a part."""
 
     documents: int
     # Number of characters that replace invalid UTF-8.
@@ -98,9 +97,9 @@ def part_path(folder: Path, unit: int) -> Path:
 def write_part(
     recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int
 ) -> None:
-    """Tokenize one unit. Raises DataError naming file and row."""
+    """Tokenize a unit and write its part. Raises DataError naming file and row."""
     path = part_path(folder, unit)
-    # For each lot, the first document of each bucket, and the end.
+    # For each lot, the first document of each bucket, and the end of the last bucket.
     tables: list[Ints] = []
     rows: list[Ints] = []
     replaced = empty = first = tokens = 0
@@ -133,7 +132,7 @@ def write_part(
 
 
 def is_complete(folder: Path, unit: int) -> bool:
-    """Return whether a part is complete; remove a truncated one, as after a power failure."""
+    """Return whether a part is complete, and remove a truncated part, as after a power failure."""
     path = part_path(folder, unit)
     tokens = path.with_suffix(".tokens")
     if not path.exists():
@@ -151,7 +150,7 @@ def is_complete(folder: Path, unit: int) -> bool:
 
 
 def read_notes(folder: Path, unit: int) -> Notes:
-    """Read what the rows of a complete part have and their targets do not."""
+    """Read the counts of what the targets of a complete part lack."""
     path = part_path(folder, unit).with_suffix(".notes")
     return chat_notes.notes_from_json(json.loads(path.read_text()))
 
@@ -195,19 +194,19 @@ def _read_numbers(file: BinaryIO, first: int, count: int) -> Ints:
 
 
 def token_ids(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the ids of a part's tokens; tokens that are not targets are stored as ~id."""
+    """Return the ids of the tokens of a part, in which tokens that are not targets are ~id."""
     return np.where(tokens_T < 0, ~tokens_T, tokens_T)
 
 
 def sort_keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
-    """Return a hash of seed, unit and number for each document."""
+    """Return the sort key of each document, a hash of seed, unit and number."""
     seed_hash = hash_uint64(np.array([seed], np.uint64), GOLDEN)
     unit_hash = hash_uint64(seed_hash ^ np.uint64(unit), GOLDEN)
     return hash_uint64(unit_hash ^ number_D.astype(np.uint64), GOLDEN)
 
 
 class _Lot:
-    """Encoded documents that are not written yet."""
+    """Encoded documents that are not yet written."""
 
     def __init__(self) -> None:
         self.ids: list[npt.NDArray[np.int32]] = []
@@ -218,7 +217,7 @@ class _Lot:
         self.notes: Notes = Counter()
 
     def add_batch(self, batch: list[Document], tokenizer: Tokenizer) -> None:
-        """Encode a batch; documents without tokens are only counted."""
+        """Encode and add a batch. Documents without tokens are only counted."""
         texts = [document for document in batch if document.text]
         for document, ids in zip(texts, _encode_documents(texts, tokenizer), strict=True):
             if not len(ids):
@@ -262,11 +261,11 @@ def _encode_documents(
 
 
 def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
-    """Yield the documents of a unit in lots of about 4 Mi tokens, at least one, maybe empty."""
+    """Yield the documents of a unit in lots of about 4 Mi tokens. The last lot may be empty."""
     tokenizer, lot, make = load_tokenizer(recipe.tokenizer), _Lot(), None
     if recipe.template is not None:
         templates, field = chats.load_chats(recipe.tokenizer), recipe.field or chats.MESSAGES_FIELD
-        make = partial(templates.row_document, field)
+        make = partial(templates.render_row, field)
         read_fields = (field, *chats.OPTIONAL_FIELDS, recipe.group or field)
         lot.notes.update(documents.note_columns(parts, read_fields))
     batch: list[Document] = []
@@ -277,7 +276,7 @@ def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lo
         ):
             batch.append(document)
             size += len(document.text)
-            if len(batch) == BATCH_TEXTS or size >= BATCH_BYTES:
+            if len(batch) == BATCH_TEXTS or size >= BATCH_CHARACTERS:
                 lot.add_batch(batch, tokenizer)
                 batch, size = [], 0
                 if lot.tokens >= LOT_TOKENS:
@@ -298,17 +297,19 @@ class Corpus(NamedTuple):
     units: int
     # Documents of a lower rank are held out.
     held_out_limit: int
-    # Whether all documents are copies of one, which are held out by their keys.
+    # Whether all documents are copies of one, so that they are held out by their sort keys.
     has_copies_only: bool = False
-    # Number of tokens to train on if there is only one document; the rest is held out.
+    # Number of tokens to train on if there is only one document, whose rest is held out.
     cut: int | None = None
 
 
 class _Documents(NamedTuple):
-    """The documents of one split of a shard, in their order."""
+    """The documents of one split of a bucket, in the order of their sort keys."""
 
+    # The tokens of all documents, and whether each is a target, [T].
     tokens: npt.NDArray[np.int32]
-    is_target: npt.NDArray[np.bool_]  # of each token
+    is_target: npt.NDArray[np.bool_]
+    # The number of tokens and the bytes of text of each document, [D].
     lengths: Ints
     bytes: Ints
 
@@ -347,27 +348,27 @@ def write_shard(
 def _shard_rows(
     recipe: Recipe, folder: Path, shard: int, corpus: Corpus, split: str, counts: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of one file, bucket by bucket, and update the counts."""
+    """Yield the records of one file of a shard, bucket by bucket, and update `counts`."""
     if split == "eval" and not recipe.eval_split:
         return
-    vocabulary = load_tokenizer(recipe.tokenizer)
-    dtype = np.uint16 if vocabulary.vocab <= 2**16 else np.int32
+    tokenizer = load_tokenizer(recipe.tokenizer)
+    dtype = np.uint16 if tokenizer.vocab <= 2**16 else np.int32
     first, last = (corpus.buckets * number // corpus.shards for number in (shard, shard + 1))
     for bucket in range(first, last):
         texts = _read_documents(recipe, folder, bucket, corpus, split)
         if corpus.cut is not None and len(texts.lengths):
-            texts = _cut_document(texts, corpus.cut, split, vocabulary.byte_counts)
-        bytes_before_T = _count_bytes(texts, vocabulary.byte_counts)
+            texts = _cut_document(texts, corpus.cut, split, tokenizer.byte_counts)
+        bytes_before_T = _count_bytes(texts, tokenizer.byte_counts)
         for row in pack_rows(recipe.packing, texts.lengths, recipe.length, recipe.seed + bucket):
             ends = row.starts + row.lengths
-            inside = list(map(slice, row.starts.tolist(), ends.tolist()))
-            tokens = np.concatenate([texts.tokens[segment] for segment in inside]).astype(dtype)
+            segments = list(map(slice, row.starts.tolist(), ends.tolist()))
+            tokens = np.concatenate([texts.tokens[segment] for segment in segments]).astype(dtype)
             # The first token of a segment is not a target.
             target_bytes = (bytes_before_T[ends] - bytes_before_T[row.starts + 1]).sum()
             record: dict[str, Any] = {"tokens": tokens, "lengths": row.lengths.astype(np.int32)}
             record["bytes"] = np.float32(target_bytes)
             if recipe.template is not None:
-                is_target = np.concatenate([texts.is_target[segment] for segment in inside])
+                is_target = np.concatenate([texts.is_target[segment] for segment in segments])
                 is_target[np.cumsum(row.lengths) - row.lengths] = False
                 if not is_target.any():
                     continue
@@ -380,7 +381,7 @@ def _shard_rows(
 def _read_documents(
     recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str
 ) -> _Documents:
-    """Read the bucket's documents of a split in the order of their keys."""
+    """Read the documents of a split of a bucket, in the order of their sort keys."""
     texts: list[npt.NDArray[np.int32]] = []
     key_D: list[npt.NDArray[np.uint64]] = []
     bytes_D: list[Ints] = []
@@ -388,14 +389,14 @@ def _read_documents(
         for index, tokens_T in read_bucket(folder, unit, bucket):
             rank_D = index.key_D if corpus.has_copies_only else index.rank_D
             is_held_out_D = rank_D < np.uint64(corpus.held_out_limit)
-            is_wanted = split == "eval" and corpus.cut is None
-            is_chosen_D = is_held_out_D == is_wanted
+            # A single document that is cut has a part in both splits.
+            is_in_split_D = is_held_out_D == (split == "eval" and corpus.cut is None)
             ends_D = np.cumsum(index.length_D)
-            begin_D = (ends_D - index.length_D)[is_chosen_D].tolist()
-            inside = map(slice, begin_D, ends_D[is_chosen_D].tolist())
-            texts += (tokens_T[document] for document in inside)
-            key_D.append(index.key_D[is_chosen_D])
-            bytes_D.append(index.bytes_D[is_chosen_D])
+            begin_D = (ends_D - index.length_D)[is_in_split_D].tolist()
+            documents_in_split = map(slice, begin_D, ends_D[is_in_split_D].tolist())
+            texts += (tokens_T[document] for document in documents_in_split)
+            key_D.append(index.key_D[is_in_split_D])
+            bytes_D.append(index.bytes_D[is_in_split_D])
     order_D = np.argsort(np.concatenate([np.zeros(0, np.uint64), *key_D]), kind="stable")
     tokens = [texts[number] for number in order_D.tolist()]
     lengths_D = np.array([len(text) for text in tokens], np.int64)
@@ -414,10 +415,10 @@ def _cut_document(texts: _Documents, cut: int, split: str, counts: Ints) -> _Doc
 
 
 def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
-    """Return the cumulative bytes of text of the targets before each token, and of all, [T + 1].
+    """Return the bytes of text of the targets before each token, and of all targets, [T + 1].
 
-    The bytes of a document's tokens are scaled to the size of its text, even if the tokenizer
-    normalizes it.
+    `counts` are the bytes of each token of the vocabulary. They are scaled so that their sum is the
+    size of the document's text, which differs if the tokenizer normalizes it.
     """
     before_T = np.zeros(len(texts.tokens) + 1)
     bytes_T = before_T[1:]
@@ -447,18 +448,18 @@ def write_json(path: Path, content: Any) -> None:
 
 
 class Row(NamedTuple):
-    """Segments of the stream: `lengths[i]` tokens from `starts[i]` on."""
+    """The segments of a row. Segment i has `lengths[i]` tokens from `starts[i]` of the stream."""
 
     starts: Ints
     lengths: Ints
 
 
 def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator[Row]:
-    """Yield the rows of a stream of documents with these lengths.
+    """Yield the rows of a stream of documents with `lengths_D` tokens.
 
     `concat` cuts the stream every `length` tokens. `first-fit` keeps documents whole if they fit
-    into a row, placing the longest first, each in the fullest row with room. `none` gives each
-    document a row. `seed` shuffles the rows of `first-fit`.
+    into a row: it places the longest document first, and each in the fullest row with sufficient
+    room. `none` gives each document its own row. `seed` shuffles the rows of `first-fit`.
     """
     if packing == "concat":
         return _pack_concatenated(lengths_D, length)
@@ -470,8 +471,8 @@ def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator
     lengths_C = np.minimum(lengths_D[document_C] - number_C * length, length + 1)
     chunks = Row(begin_D[document_C] + number_C * length, lengths_C)
     if packing == "none":
-        ranges = (slice(at, at + 1) for at in range(len(lengths_C)))
-        return (Row(chunks.starts[at], chunks.lengths[at]) for at in ranges)
+        ranges = (slice(number, number + 1) for number in range(len(lengths_C)))
+        return (Row(chunks.starts[chunk], chunks.lengths[chunk]) for chunk in ranges)
     return _pack_first_fit(chunks, length + 1, seed)
 
 
@@ -486,7 +487,7 @@ def _pack_concatenated(lengths_D: Ints, length: int) -> Iterator[Row]:
 
 
 def _pack_first_fit(chunks: Row, capacity: int, seed: int) -> Iterator[Row]:
-    """Pack by best fit decreasing, using a bit set to find the smallest sufficient room."""
+    """Pack by best fit decreasing. A bit set finds the smallest sufficient room."""
     rows: list[list[int]] = []
     rows_by_room: dict[int, list[int]] = {}
     # Bit r is set if a row has room r.
@@ -508,5 +509,5 @@ def _pack_first_fit(chunks: Row, capacity: int, seed: int) -> Iterator[Row]:
             rows_by_room.setdefault(room, []).append(row)
             room_bits |= 1 << room
     for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
-        inside = np.array(rows[number])
-        yield Row(chunks.starts[inside], chunks.lengths[inside])
+        members = np.array(rows[number])
+        yield Row(chunks.starts[members], chunks.lengths[members])

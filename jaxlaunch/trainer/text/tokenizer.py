@@ -1,7 +1,8 @@
-"""Tokenizers of bytes, and of the tokenizer.json of a Hugging Face folder.
+"""The byte tokenizer, and the tokenizers of Hugging Face folders.
 
 tokenizer.json is read with the package `tokenizers` of the extra [text]; transformers is not
-needed. Text is encoded as the tokenizer's added tokens define, without special tokens around it.
+needed. The names of added tokens in a text are encoded as these tokens. Unless stated otherwise, no
+special tokens are added around a text.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ Encoding = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
 class AddedToken(NamedTuple):
-    """A token that a tokenizer recognizes in a text as a whole."""
+    """A token whose name a tokenizer recognizes in a text."""
 
     id: int
-    special: bool  # whether decoding leaves it out
+    # Whether decoding omits the token.
+    special: bool
 
 
 class ByteTokenizer:
@@ -65,7 +67,7 @@ class ByteTokenizer:
         return [list(text.encode()) for text in texts]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
-        """Return the bytes of each text, and which of them are in its only span, both [T]."""
+        """Return the bytes of each text, and whether each is in the text's only span, both [T]."""
         encodings = []
         for text, (span,) in zip(texts, spans, strict=True):
             ids_T = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -85,7 +87,7 @@ class ByteTokenizer:
 
     @property
     def byte_counts(self) -> npt.NDArray[np.int64]:
-        """The bytes of text of each token, [vocab]."""
+        """The number of bytes of text of each token, [vocab]."""
         return np.ones(self.vocab, np.int64)
 
 
@@ -117,9 +119,9 @@ class HuggingFaceTokenizer:
             self.bos = None
         ids = json.dumps([self.bos, self.eos]).encode()
         self.digest = hashlib.sha256(files[MAIN] + ids).hexdigest()[:12]
-        # Tokens that end a text.
+        # Tokens that end a generated text.
         self.ends: tuple[int, ...] = () if self.eos is None else (self.eos,)
-        # The token before a text if every token of the text is scored.
+        # The token to place before a text whose every token is to be scored.
         self.prefix = self.eos if self.bos is None else self.bos
 
     def encode(self, text: str) -> list[int]:
@@ -132,7 +134,7 @@ class HuggingFaceTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
-        """Encode texts as `encode_batch` does, with which tokens are in their spans, both [T]."""
+        """Encode texts, and return whether each token is in a span of its text, both [T]."""
         encodings = self._encode_texts(self._tokenizer.encode_batch, texts)
         return [
             (np.array(encoding.ids, np.int32), _tokens_in_spans(encoding.offsets, text_spans))
@@ -142,7 +144,7 @@ class HuggingFaceTokenizer:
     def _encode_texts(
         self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]
     ) -> Sequence[Any]:
-        """Call `encode`. Raises SpecError if it fails, for example without an unknown token."""
+        """Call `encode`. Raises SpecError for a text that the vocabulary cannot represent."""
         try:
             return encode(list(texts), add_special_tokens=False)
         except Exception as error:
@@ -158,7 +160,7 @@ class HuggingFaceTokenizer:
 
     @functools.cached_property
     def byte_counts(self) -> npt.NDArray[np.int64]:
-        """The bytes of text of each token, [vocab], 0 for special tokens."""
+        """The number of bytes of text of each token, [vocab], 0 for special tokens."""
         content = json.loads(self.files[MAIN])
         stages = json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
         is_bytes = '"ByteLevel"' in stages
@@ -178,13 +180,13 @@ class HuggingFaceTokenizer:
 
     @property
     def added_tokens(self) -> dict[str, AddedToken]:
-        """The added tokens by their text."""
+        """The added tokens by their names."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         return {token.content: AddedToken(token_id, token.special) for token_id, token in added}
 
     @functools.cached_property
     def special_bytes(self) -> npt.NDArray[np.int64]:
-        """The bytes of the name of each special token, [vocab], 0 for other tokens."""
+        """The number of bytes of the name of each special token, [vocab], 0 for other tokens."""
         counts = np.zeros(self.vocab, np.int64)
         for token_id, token in self._tokenizer.get_added_tokens_decoder().items():
             if token.special:
@@ -203,7 +205,7 @@ class HuggingFaceTokenizer:
         return self._ids[token]
 
     def _starts_with_bos(self) -> bool:
-        """Return whether texts begin with bos, by the configuration or else the post-processor."""
+        """Return whether texts begin with bos: by the configuration, or else the post-processor."""
         adds_bos = self.config.get("add_bos_token")
         if adds_bos is not None and not isinstance(adds_bos, bool):
             problem = f"its add_bos_token is {adds_bos!r}, not true or false"
@@ -219,7 +221,7 @@ Tokenizer = ByteTokenizer | HuggingFaceTokenizer
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load `bytes`, or a local or remote folder or file. Raises SpecError, StorageError."""
+    """Load `bytes`, or the tokenizer of a folder, file or URL. Raises SpecError, StorageError."""
     if name == BYTE_TOKENIZER:
         return ByteTokenizer()
     storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -248,7 +250,7 @@ def find_tokenizer(
 ) -> Tokenizer | None:
     """Return the tokenizer of `files`, or the byte tokenizer if `data` or `vocab` imply it.
 
-    Returns None for unknown tokens, and if the package `tokenizers` is not installed. Raises
+    Returns None if the tokenizer is unknown or the package `tokenizers` is not installed. Raises
     SpecError for files that cannot be read.
     """
     if MAIN in files:
@@ -261,12 +263,12 @@ def find_tokenizer(
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a special token, which is a string or a block with `content`."""
+    """Return the name of a special token, which is configured as a string or as a block."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
 def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
-    """Raise SpecError if the model has fewer tokens than the tokenizer."""
+    """Raise SpecError if the model's vocabulary is smaller than the tokenizer's."""
     if vocab < tokenizer.vocab:
         problem = f"is less than the {tokenizer.vocab} of data.tokenizer = {tokenizer.name}"
         hint = f"make it {tokenizer.vocab} or more"
@@ -289,7 +291,7 @@ def _parse_tokenizer(name: str, text: bytes) -> Any:
 
 
 def _count_bytes(token: str, prefix: str, suffix: str) -> int:
-    """Count the bytes of a token: `<0x0A>` is one, `▁` a space, a prefix `##` nothing."""
+    """Count the bytes of text of a token: 1 for `<0x0A>`, 1 for `▁`, 0 for a prefix `##`."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     token = token.removeprefix(prefix)
@@ -298,10 +300,10 @@ def _count_bytes(token: str, prefix: str, suffix: str) -> int:
 
 
 def _tokens_in_spans(offsets: Sequence[tuple[int, int]], spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return which tokens, given their offsets, have a character in one of the spans.
+    """Return for each token whether one of its characters is in a span.
 
-    A token without characters, such as a space whose offsets are trimmed, belongs to the spans that
-    end at its place.
+    `offsets` are the first and last characters of the tokens. A token without characters, such as a
+    space whose offsets are trimmed, is in the spans that end at its position.
     """
     first_T, last_T = np.array(offsets, np.int64).reshape(-1, 2).T
     is_inside_T = np.zeros(len(first_T), np.bool_)

@@ -1,12 +1,12 @@
-"""The tokens that end an assistant's turn, as a chat template writes them.
+"""Finds the tokens with which a chat template ends an assistant's turn.
 
-A tokenizer names one token that ends a text, and a chat template may end turns with another:
-<|im_end|>, <|eot_id|>. A trial chat is rendered twice, with the answer as its last turn and with
-one more turn. What both write after the answer ends a turn, of which the last special token counts,
-since tokens before it may also end a part of a turn, such as its thoughts. Phi writes one more
-token after the last turn, gpt-oss writes another one there than between turns, and GLM writes one
-between turns only. A turn that calls a tool may end differently (<|call|> of gpt-oss), so such a
-turn is rendered, too.
+The tokenizer names one token that ends a text, but a chat template may end turns with another, such
+as <|im_end|> or <|eot_id|>. A trial chat is rendered twice: with the answer as its last turn, and
+with one more turn. The text that follows the answer in both ends a turn. The last special token in
+that text is the result, because earlier ones may end a part of a turn, such as its reasoning.
+Templates differ: Phi writes one more token after the last turn, gpt-oss writes another token there
+than between turns, and GLM writes a token only between turns. A turn that calls a tool may end
+differently (<|call|> of gpt-oss), so such a turn is rendered as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxlaunch.trainer.text.chats import ASSISTANT, ChatTemplates
 from jaxlaunch.trainer.text.documents import UnfitRowError
 from jaxlaunch.trainer.text.tokenizer import AddedToken, HuggingFaceTokenizer, Tokenizer
 
-# No template writes these words by itself.
+# Words that no template contains.
 _QUESTION, _ANSWER = "trial-question", "trial-answer"
 _TOOL = {
     "name": "trial_tool",
@@ -39,7 +39,7 @@ _CALL_ID = "trialcall"
 
 
 def read_turn_ends(name: str, files: Mapping[str, bytes]) -> tuple[int, ...]:
-    """Return the tokens that end a turn by the files of the tokenizer `name`.
+    """Return the tokens that end a turn, according to the files of the tokenizer `name`.
 
     The result is empty for files without a tokenizer or a chat template. Raises SpecError if they
     cannot be read or a package is missing.
@@ -59,12 +59,12 @@ def turn_end_tokens(chats: ChatTemplates, tokenizer: Tokenizer) -> tuple[int, ..
     The result is empty if the template writes no such token, or refuses the trial messages: an
     answer then ends only with the tokenizer's own token.
     """
-    trial = _Trial(chats, tokenizer.added_tokens)
+    trial = _TrialChats(chats, tokenizer.added_tokens)
     return tuple(dict.fromkeys([*trial.find_answer_ends(), *trial.find_call_ends()]))
 
 
-class _Trial:
-    """Renderings of trial chats, searched for the added tokens of the tokenizer."""
+class _TrialChats:
+    """Renders trial chats, and finds the added tokens of the tokenizer in them."""
 
     def __init__(self, chats: ChatTemplates, added_tokens: Mapping[str, AddedToken]) -> None:
         self._chats = chats
@@ -106,14 +106,14 @@ class _Trial:
         follower: Mapping[str, Any],
         tools: Sequence[Any] | None = None,
     ) -> tuple[str, str] | None:
-        """Return the texts after a turn that is the last one, and before its follower.
+        """Return the text after `turn` as the last message, and the text between it and `follower`.
 
-        The result is None if the template refuses the messages or leaves the answer out.
+        The result is None if the template refuses the messages or omits the answer.
         """
         try:
             text = self._chats.render_text([user, turn], tools)
             request = self._chats.render_text([user], tools)
-            is_asked = request == self._chats.render_prompt([user], tools)
+            always_prompts = request == self._chats.render_prompt([user], tools)
         except UnfitRowError:
             return None
         _, answer, last = text.rpartition(_ANSWER)
@@ -124,13 +124,13 @@ class _Trial:
             longer_text = self._chats.render_text([user, turn, follower], tools)
             inner = longer_text.rpartition(_ANSWER)[2].partition(_QUESTION)[0]
         token = self._pattern.search(last)
-        if is_asked and token is not None and not inner.startswith(last):
-            # The template begins another answer after every chat, so also after this one.
+        if always_prompts and token is not None and not inner.startswith(last):
+            # The template writes the beginning of another answer after every chat.
             last = last[: token.end()]
         return last, inner
 
     def _turn_end(self, last: str, inner: str) -> list[int]:
-        """Return the last special token of what both texts begin with, or else of the first."""
+        """Return the last special token of the common beginning of the texts, or else of `last`."""
         shared = os.path.commonprefix([last, inner])
         return self._special_tokens(shared)[-1:] or self._special_tokens(last)[-1:]
 

@@ -1,1 +1,1 @@
-"""Trackers of runs."""
+"""Sends the metrics of a run to experiment trackers such as W&B and MLflow."""

@@ -1,9 +1,9 @@
 """The trackers that a job can name: wandb, MLflow, trackio, TensorBoard, or a class of the user.
 
-A tracker only has to resume a run by its id and to accept numbers by step. Its own environment
-variables, such as MLFLOW_TRACKING_URI, say where its server is. Without a server or a key, W&B
-stores the run in the run folder, and MLflow and trackio in a store next to it that all runs there
-share.
+A tracker must be able to resume a run by its id, and to store numbers by step. Its own environment
+variables, such as MLFLOW_TRACKING_URI, name its server. Without a server or a key, W&B stores the
+run in the run folder. MLflow and trackio then use a store next to the run folder, which all runs
+there share.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from typing import Any, NamedTuple, Protocol
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import TensorBoard
 
-# The variables with which a user of these trackers names the project.
+# The environment variable of each tracker that names the project.
 PROJECT_VARIABLES = {
     "wandb": "WANDB_PROJECT",
     "mlflow": "MLFLOW_EXPERIMENT_NAME",
     "trackio": "TRACKIO_PROJECT",
 }
-# Limits of the servers: W&B's of a tag, MLflow's of a parameter and of a request.
+# Limits of W&B for a tag, and of MLflow for a parameter and a request.
 _TAG_CHARS, _PARAMETER_CHARS, _PARAMETERS_PER_REQUEST = 64, 500, 100
 
 
 class Run(NamedTuple):
-    """The run that a tracker is called with."""
+    """The description of a run, with which a tracker is created."""
 
-    # It is the same across restarts.
+    # The id is the same across restarts.
     id: str
-    # The job's name.
+    # The name of the job.
     name: str
     folder: str
     # The last step that was sent.
     step: int
     project: str
-    # The sweep of the run, if it has one.
+    # The sweep to which the run belongs.
     group: str | None
     # The labels of the job.
     labels: Mapping[str, str]
@@ -54,31 +54,31 @@ class Run(NamedTuple):
 
     @property
     def tags(self) -> list[str]:
-        """Return the labels as tags: `baseline` of a label without a value, else `team=vision`."""
+        """The labels as tags: `team=vision`, or `baseline` for a label without a value."""
         return [f"{key}={value}" if value else key for key, value in self.labels.items()]
 
 
 class Place(NamedTuple):
-    """Where a person sees the run: at an address, or after a command."""
+    """The place where a run can be viewed: a URL, or a command that shows it."""
 
     kind: str
     text: str
 
 
 class Tracker(Protocol):
-    """Interface of a tracker, a class that is called with a Run."""
+    """The interface of a tracker. Its class is called with a Run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Store the numbers of a step; steps come once, in order, `train/…` before `eval/…`."""
+        """Store the numbers of a step. Steps are in order, and `train/…` comes before `eval/…`."""
 
     def close(self) -> None:
         """End the run. It may be resumed later."""
 
 
 class BuiltInTracker(abc.ABC):
-    """A tracker of this module, which also stores samples and says where the run is."""
+    """A tracker of this module, which also stores samples and tells where to view the run."""
 
-    # Whether this start of the run stores every step of it, those of earlier starts too.
+    # Whether the steps of earlier starts are sent again, because each start stores the whole run.
     is_complete = False
 
     @abc.abstractmethod
@@ -91,7 +91,7 @@ class BuiltInTracker(abc.ABC):
 
     @abc.abstractmethod
     def describe_place(self) -> Place:
-        """Return where the run can be seen."""
+        """Return the place where the run can be viewed."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -101,9 +101,9 @@ class BuiltInTracker(abc.ABC):
 class Wandb(BuiltInTracker):
     """Weights & Biases, offline if no key is set.
 
-    A process of W&B keeps the newest 32 KiB of an offline run in memory, and is killed with its
-    machine. Each start therefore stores the whole run in a folder of its own, and deletes those of
-    earlier starts when it is complete.
+    A process of W&B keeps the newest 32 KiB of an offline run in memory, which are lost if it is
+    killed. Each start therefore stores the whole run in its own folder, and deletes the folders of
+    earlier starts at its end.
     """
 
     def __init__(self, run: Run) -> None:
@@ -123,16 +123,18 @@ class Wandb(BuiltInTracker):
             group=run.group,
             tags=[tag[:_TAG_CHARS] for tag in run.tags] or None,
             config=dict(run.config),
-            # A start with other keys of the job changes the config.
+            # A restart with other keys of the job changes the config.
             allow_val_change=True,
             resume="allow",
             dir=run.folder,
         )
         self.is_complete = bool(self._run.offline)
         # <run folder>/wandb/offline-run-<date>-<id>/files
-        self._start = Path(self._run.dir).parent
-        earlier = self._start.parent.glob(f"offline-run-*-{run.id}") if self.is_complete else ()
-        self._earlier_starts = [folder for folder in earlier if folder != self._start]
+        self._offline_folder = Path(self._run.dir).parent
+        folders = (
+            self._offline_folder.parent.glob(f"offline-run-*-{run.id}") if self.is_complete else ()
+        )
+        self._earlier_folders = [folder for folder in folders if folder != self._offline_folder]
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add the numbers to those of the same step."""
@@ -147,13 +149,13 @@ class Wandb(BuiltInTracker):
     def describe_place(self) -> Place:
         """Return the address, or the command that uploads an offline run."""
         if self.is_complete:
-            return Place("command", f"wandb sync {shlex.quote(str(self._start))}")
+            return Place("command", f"wandb sync {shlex.quote(str(self._offline_folder))}")
         return Place("url", str(self._run.url))
 
     def close(self) -> None:
         """Upload the remaining numbers."""
         self._run.finish()
-        for folder in self._earlier_starts:
+        for folder in self._earlier_folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -169,8 +171,8 @@ class Mlflow(BuiltInTracker):
         self._uri = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{store}"
         self._client: Any = MlflowClient(self._uri)
         self._metric: Any = Metric
-        # Runs that start at the same time would create an experiment of the same name each.
-        with _hold_store(None if os.environ.get("MLFLOW_TRACKING_URI") else store):
+        # Without the lock, runs that start at the same time would each create the experiment.
+        with _lock_store(None if os.environ.get("MLFLOW_TRACKING_URI") else store):
             experiment = self._client.get_experiment_by_name(run.project)
             if experiment is None:
                 self._experiment_id = self._client.create_experiment(run.project)
@@ -187,13 +189,13 @@ class Mlflow(BuiltInTracker):
         config = {
             key: value[:_PARAMETER_CHARS] for key, value in flatten_config(run.config).items()
         }
-        # MLflow refuses another value of a parameter. The key of a later start becomes a tag.
-        earlier = runs[0].data.params
-        tags |= {key: value for key, value in config.items() if earlier.get(key, value) != value}
-        params = [Param(key, value) for key, value in config.items() if key not in earlier]
+        # MLflow rejects a changed value of a parameter, so it becomes a tag.
+        old_params = runs[0].data.params
+        tags |= {key: value for key, value in config.items() if old_params.get(key, value) != value}
+        params = [Param(key, value) for key, value in config.items() if key not in old_params]
         for begin in range(0, len(params), _PARAMETERS_PER_REQUEST):
-            part = params[begin : begin + _PARAMETERS_PER_REQUEST]
-            self._client.log_batch(self._id, params=part)
+            batch = params[begin : begin + _PARAMETERS_PER_REQUEST]
+            self._client.log_batch(self._id, params=batch)
         self._client.log_batch(self._id, tags=[RunTag(*item) for item in tags.items()])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -229,7 +231,7 @@ class Trackio(BuiltInTracker):
         self._trackio: Any = trackio
         self._project, self._store = run.project, store
         config = dict(run.config) | ({"tags": run.tags} if run.labels else {})
-        with _hold_store(store if self._is_own_store else None):
+        with _lock_store(store if self._is_own_store else None):
             trackio.init(
                 project=run.project,
                 name=f"{run.name}-{run.id[:8]}",
@@ -260,7 +262,7 @@ class Trackio(BuiltInTracker):
 
 
 class Events(BuiltInTracker):
-    """TensorBoard's event files, in `tensorboard/` of the run folder."""
+    """Event files of TensorBoard in the folder `tensorboard/` of the run folder."""
 
     def __init__(self, run: Run) -> None:
         self._folder = os.path.join(run.folder, layout.TENSORBOARD)
@@ -306,7 +308,7 @@ def open_tracker(name: str, run: Run) -> Tracker:
 
 
 def flatten_config(value: Any, prefix: str = "") -> dict[str, str]:
-    """Return the values of nested blocks and lists as texts, by dotted keys."""
+    """Flatten nested blocks and lists to texts by dotted keys."""
     if isinstance(value, Mapping):
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
@@ -328,17 +330,19 @@ def _format_sample(sample: Mapping[str, Any]) -> str:
 
 
 def _find_store(folder: str, name: str) -> str:
-    """Return the folder of a local store that the runs of a folder share."""
-    run = Path(folder)
-    parent = run.parent.parent if layout.is_sweep(run.parent) else run.parent
-    # A run keeps the store that it began in, and one whose neighbours are of others has its own.
-    is_own = (run / name).exists() or not os.access(parent, os.W_OK)
-    return str((run if is_own else parent) / name)
+    """Return the folder of the local store, which the runs in the same folder share."""
+    run_folder = Path(folder)
+    parent = run_folder.parent
+    if layout.is_sweep(parent):
+        parent = parent.parent
+    # A run keeps the store in which it began, and has its own store if the parent is not writable.
+    has_own_store = (run_folder / name).exists() or not os.access(parent, os.W_OK)
+    return str((run_folder if has_own_store else parent) / name)
 
 
 @contextlib.contextmanager
-def _hold_store(store: str | None) -> Iterator[None]:
-    """Keep other runs from a local store in the meantime."""
+def _lock_store(store: str | None) -> Iterator[None]:
+    """Lock a local store against other runs."""
     if store is None:
         yield
         return

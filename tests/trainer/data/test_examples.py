@@ -289,7 +289,7 @@ def test_user_source_is_adapted_with_or_without_the_base_class() -> None:
     actual = values.read_example(0, np.random.default_rng(5))
     assert actual == {"x": np.float32(np.random.default_rng(5).integers(100))}
     assert inherited.read_example(2, np.random.default_rng(5)) == {"x": np.float32(2)}
-    assert inherited.example_indexes(0, 6, seed=0, shuffle=False).tolist() == [0, 1, 2, 0, 1, 2]
+    assert inherited.example_indices(0, 6, seed=0, shuffle=False).tolist() == [0, 1, 2, 0, 1, 2]
     assert (inherited.epochs_by_part(3), inherited.locate_example(0), inherited.fingerprint()) == (
         {},
         None,

@@ -56,7 +56,7 @@ def find_parts(indexes: list[int]) -> list[int]:
     "weights", [WEIGHTS, {"code": 1.0, "web": 1.0, "books": 1.0}, {"code": 2, "web": 5, "books": 4}]
 )
 def test_block_has_each_part_in_proportion_to_its_weight(weights: dict[str, float]) -> None:
-    result = make_mixture(weights).example_indexes(0, 3 * BLOCK, seed=0, shuffle=True).tolist()
+    result = make_mixture(weights).example_indices(0, 3 * BLOCK, seed=0, shuffle=True).tolist()
     for block in range(3):
         counted = Counter(find_parts(result[block * BLOCK : (block + 1) * BLOCK]))
         for number, weight in enumerate(weights.values()):
@@ -71,7 +71,7 @@ def test_block_has_each_part_in_proportion_to_its_weight(weights: dict[str, floa
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_example_repeats_only_after_its_whole_part(shuffle: bool) -> None:
-    result = make_mixture().example_indexes(0, 2500, seed=0, shuffle=shuffle)
+    result = make_mixture().example_indices(0, 2500, seed=0, shuffle=shuffle)
     first = 0
     for length in LENGTHS.values():
         own_items = result[(result >= first) & (result < first + length)] - first
@@ -100,7 +100,7 @@ def test_epochs_by_part_match_the_positions() -> None:
     whole = make_mixture()
     for position in (0, 1, 999, 1000, 2345):
         parts = Counter(
-            find_parts(whole.example_indexes(0, position, seed=0, shuffle=True).tolist())
+            find_parts(whole.example_indices(0, position, seed=0, shuffle=True).tolist())
         )
         expected = {name: parts[at] / length for at, (name, length) in enumerate(LENGTHS.items())}
         assert whole.epochs_by_part(position) == expected
@@ -145,7 +145,7 @@ def test_weight_below_one_example_is_refused() -> None:
 
 def test_small_weight_is_rounded_by_at_most_one_percent() -> None:
     weights = {"code": 0.9854, "web": 0.014, "books": 0.0006}
-    result = make_mixture(weights).example_indexes(0, 10_000, seed=0, shuffle=True).tolist()
+    result = make_mixture(weights).example_indices(0, 10_000, seed=0, shuffle=True).tolist()
     assert Counter(find_parts(result)) == {0: 9854, 1: 140, 2: 6}
     assert make_mixture(weights).epochs_by_part(10_000)["books"] == 6 / 13
     assert "mixture of 10000: code 9854" in make_mixture(weights).fingerprint()
@@ -182,7 +182,7 @@ def test_text_mixture_is_prepared_by_part(tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(train, Mixture) and isinstance(held_out, Mixture)
     assert set(train.epochs_by_part(0)) == {"a", "b"}
     assert set(held_out.epochs_by_part(0)) == {"a", "c"}
-    result = train.example_indexes(0, BLOCK, seed=0, shuffle=True)
+    result = train.example_indices(0, BLOCK, seed=0, shuffle=True)
     assert sum(int(index) < len(train._parts[0]) for index in result) == 750
     reports = prepare.prepare_text(spec)
     # All of it is evaluated on.

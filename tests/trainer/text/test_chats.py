@@ -117,7 +117,7 @@ def _begins_with_a_letter(message: dict[str, Any]) -> bool:
 
 def test_tools_are_a_list_or_json(tmp_path: Path) -> None:
     built = partial(
-        chats.load_chats(chat_corpora.save_chat_tokenizer(tmp_path, CALLS + CHATML)).row_document,
+        chats.load_chats(chat_corpora.save_chat_tokenizer(tmp_path, CALLS + CHATML)).render_row,
         "messages",
     )
     tools = chat_corpora.make_tools(0)
@@ -170,7 +170,7 @@ def test_lone_surrogate_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(row)
     ((part,),) = documents.split_units([f"{tmp_path}/a.jsonl"])
     (bad,) = documents.read_documents(
-        part, "messages", partial(chats.load_chats(str(tmp_path)).row_document, "messages")
+        part, "messages", partial(chats.load_chats(str(tmp_path)).render_row, "messages")
     )
     assert bad.replaced == 1 and "caf\ufffd" in bad.text
 
@@ -186,7 +186,7 @@ def test_table_rows_may_be_chats(tmp_path: Path) -> None:
     ):
         writer.write_table(table)
     chat_corpora.write_lines(tmp_path / "a.jsonl", result, "turns")
-    built = partial(chats.load_chats(folder).row_document, "turns")
+    built = partial(chats.load_chats(folder).render_row, "turns")
     for name in ("a.parquet", "a.arrow", "a.jsonl"):
         ((part,),) = documents.split_units([str(tmp_path / name)])
         actual = list(documents.read_documents(part, "turns", built, chats.OPTIONAL_FIELDS))
@@ -205,7 +205,7 @@ def test_nulls_of_a_table_are_absent_keys(tmp_path: Path) -> None:
     built = partial(
         chats.load_chats(
             chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
-        ).row_document,
+        ).render_row,
         "messages",
     )
     rows = []
@@ -280,7 +280,7 @@ def test_invalid_chat_is_reported_with_its_row(
     built = partial(
         chats.load_chats(
             chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
-        ).row_document,
+        ).render_row,
         "messages",
     )
     good = "{{ messages" not in template and "macro" not in template

@@ -1,9 +1,9 @@
 """The digits that scikit-learn contains, as a tensorflow-datasets builder: 1,797 images.
 
 The split is fixed: every fifth image, beginning with the first, is held out (360), and the other
-1,437 are trained on. Neighbouring images are often by the same writer, so the test measures new
-images and not new writers. tensorflow-datasets requires a package for each builder, with a module
-named after it.
+1,437 are trained on. Neighbouring images are often by the same writer, so the test split measures
+generalization to new images, not to new writers. tensorflow-datasets requires a package for each
+builder, with a module named after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from PIL import Image
 
 # Every fifth image is held out.
 HELD_OUT_PERIOD = 5
-# Largest value in scikit-learn's copy.
+# Largest value of a pixel in scikit-learn's copy.
 MAX_VALUE = 16
 
 
@@ -58,7 +58,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped
 
 
 def _encode_png(image_HW: npt.NDArray[np.float64]) -> io.BytesIO:
-    # tensorflow-datasets would need TensorFlow to encode an array.
+    # tensorflow-datasets encodes arrays with TensorFlow, and accepts encoded files without it.
     encoded = io.BytesIO()
     Image.fromarray(np.rint(image_HW * (255 / MAX_VALUE)).astype(np.uint8)).save(encoded, "png")
     encoded.seek(0)

@@ -1,1 +1,1 @@
-"""Images in folders, lists, tars and tables, which are read in place."""
+"""Sources of images in folders, lists, tars and tables, which are read in place."""

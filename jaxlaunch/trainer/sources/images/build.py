@@ -44,11 +44,11 @@ IMAGE_NAMES = ("image", "file_name", "filename", "file", "path", "image_path", "
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "fine_label", "y")
 # Members of a WebDataset that contain a label.
 LABEL_MEMBERS = (".cls", ".cls.txt", ".label", ".txt")
-# Fields of its JSON members that contain a label.
+# Fields of the JSON members of a WebDataset that contain a label.
 LABEL_FIELDS = ("label", "cls", "class", "category")
 # Larger members are not read as labels.
 MAX_LABEL_BYTES = 1 << 20
-# Rows of a Parquet file that are in memory at once.
+# Number of rows of a Parquet file that are in memory at once.
 BATCH_ROWS = 256
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target")
 _HINTS = {
@@ -61,7 +61,7 @@ Row = Mapping[str, Any]
 
 
 def build_index(data: Images, listing: FileListing, classes: Classes, folder: Path) -> Index:
-    """Build the index of listed files for the classes of training or of the job."""
+    """Build the index of the listed files. `classes` are the allowed classes, None for any."""
     if not listing.names:
         return index.make_index(listing.root, [], [], ())
     match listing.kind:
@@ -77,7 +77,7 @@ def build_index(data: Images, listing: FileListing, classes: Classes, folder: Pa
 def identify_images(
     data: Images, listing: FileListing, image_index: Index, patterns: Sequence[str]
 ) -> splits.Keys:
-    """Return the hash of each image's group, or of what identifies it. Raises DataError."""
+    """Return the hash of each image's group, or else of its identity. Raises DataError."""
     if data.group is not None:
         match listing.kind:
             case "list":
@@ -98,7 +98,7 @@ def identify_images(
 
 
 def _index_folders(listing: FileListing, classes: Classes) -> Index:
-    """Index images by the class folder below the set or split; those of a glob by their folder."""
+    """Build the index of images in class folders, or of files whose folder is their class."""
     depth = 1 if listing.has_splits else 0
     labels: list[str] = []
     for name in listing.names:
@@ -162,7 +162,7 @@ def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
 
 
 def _list_identities(data: Images, listing: FileListing) -> Iterator[tuple[str, int]]:
-    """Yield the name of each image as the list has it, and the hash of its group, 0 without."""
+    """Yield the name of each image in the list, and the hash of its group, 0 without groups."""
     for path in (join_path(listing.root, name) for name in listing.names):
         column = None
         for number, row in read_rows(path):
@@ -184,7 +184,7 @@ def _group_key(name: str, value: Any, location: str) -> int:
 def _find_column(
     path: str, requested: str | None, key: str, usual_names: Sequence[str], row: Row
 ) -> str:
-    """Return the requested column, or else the first usual name that exists. Raises DataError."""
+    """Return the requested column, or else the first usual name in the row. Raises DataError."""
     for name in usual_names if requested is None else [requested]:
         if name in row:
             return name
@@ -195,7 +195,7 @@ def _find_column(
 
 
 def read_rows(path: str) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of a .csv, .tsv or .jsonl with their numbers from 1. Raises DataError."""
+    """Yield the rows of a .csv, .tsv or .jsonl file, numbered from 1. Raises DataError."""
     data = files.read_bytes(path, 0, files.file_size(path))
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
     parse = _read_json if path.lower().endswith((".jsonl", ".ndjson")) else _read_csv
@@ -238,11 +238,11 @@ def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
         raise DataError(f"{printable_path(path)}, line {reader.line_num}: {error}") from None
 
 
-# --- files that hold many images ------------------------------------------------------------------
+# --- files that contain many images ---------------------------------------------------------------
 
 
 def _index_containers(data: Images, listing: FileListing, classes: Any, folder: Path) -> Index:
-    """Build the index of all members of the files. Raises DataError naming the member."""
+    """Build the index of all images in tars or tables. Raises DataError naming the image."""
     paths = [join_path(listing.root, name) for name in listing.names]
     sources: list[str] = []
     members: list[Member] = []
@@ -292,7 +292,7 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
 
 
 class _SourceFile(io.RawIOBase):
-    """A local file or an object, read in place."""
+    """A seekable reader of a local file or an object in a bucket."""
 
     def __init__(self, path: str) -> None:
         self._path, self._position, self._size = path, 0, files.file_size(path)
@@ -328,7 +328,10 @@ def open_tar(path: str) -> Iterator[tarfile.TarFile]:
 
 
 def _tar_members(path: str, data: Images) -> Iterator[Member]:
-    """Yield the images of a tar. Members with the same name up to the first dot belong together."""
+    """Yield the images of a tar, each with the label of the members of the same name.
+
+    The name of a member extends to the first dot.
+    """
     with open_tar(path) as tar:
         for key, infos in itertools.groupby(_visible_members(tar, path), _member_key):
             image, label, group = None, None, None
@@ -354,7 +357,7 @@ def _tar_members(path: str, data: Images) -> Iterator[Member]:
 
 
 def _visible_members(tar: tarfile.TarFile, path: str) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of a tar that are not hidden. Raises DataError for one that is truncated."""
+    """Yield the files of a tar that are not hidden. Raises DataError if the tar is truncated."""
     size = files.file_size(path)
     for info in tar:
         if not info.isreg() or os.path.basename(info.name).startswith("."):
@@ -366,7 +369,7 @@ def _visible_members(tar: tarfile.TarFile, path: str) -> Iterator[tarfile.TarInf
 
 
 def _member_key(info: tarfile.TarInfo) -> str:
-    """Return the name of a member up to the first dot of its last part."""
+    """Return the path of a member up to the first dot in its file name."""
     folder, name = os.path.split(info.name)
     return os.path.join(folder, name.partition(".")[0])
 
@@ -415,7 +418,7 @@ def column_members(
             members = _members_in_place(path, batches, columns, memory_map)
             if members is not None:
                 return path, members, names
-            # The file is compressed, so its batches have to be read again and copied.
+            # The file is compressed, so its images are copied, which reads its batches again.
             batches = files.arrow_batches(memory_map)[1]
         return str(copy_path), _copy_members(path, batches, columns, copy_path), names
 
@@ -423,21 +426,19 @@ def column_members(
 def _choose_columns(
     data: Images, path: str, schema: Any
 ) -> tuple[tuple[str, ...], list[str] | None]:
-    """Return the columns of image, label and, if the job has one, group; and the class names."""
-    features, image = files.arrow_features(schema), image_column(data.image, path, schema)
+    """Return the columns of image, label and, if the job sets it, group, and the class names."""
+    features, image = files.arrow_features(schema), find_image_column(data.image, path, schema)
     candidates = [name for name in LABEL_COLUMNS if name in schema.names]
     label = _check_column(path, schema, "label", data.label, "ClassLabel", candidates)
-    names = features.get(label, {}).get("names")
-    groups: list[str] = []
+    columns = [image, label]
     if data.group is not None:
-        groups = [_check_column(path, schema, "group", data.group, "", [])]
-    return (image, label, *groups), [str(name) for name in names] if isinstance(
-        names, list
-    ) else None
+        columns.append(_check_column(path, schema, "group", data.group, "", []))
+    names = features.get(label, {}).get("names")
+    return tuple(columns), [str(name) for name in names] if isinstance(names, list) else None
 
 
-def image_column(requested: str | None, path: str, schema: Any) -> str:
-    """Return the image column: the requested one, `datasets`' own, or the first of bytes."""
+def find_image_column(requested: str | None, path: str, schema: Any) -> str:
+    """Return the requested column, the image column of `datasets`, or the first one with bytes."""
     candidates = [field.name for field in schema if holds_bytes(field.type)]
     image = _check_column(path, schema, "image", requested, "Image", candidates)
     column_type = schema.field(image).type
@@ -450,7 +451,7 @@ def image_column(requested: str | None, path: str, schema: Any) -> str:
 def _check_column(
     path: str, schema: Any, key: str, name: str | None, feature: str, candidates: list[str]
 ) -> str:
-    """Return the column `name`, or else that of a feature of `datasets`, or the first usual one."""
+    """Return the column `name`, or else the one with this feature of `datasets` or a usual name."""
     features = files.arrow_features(schema)
     by_feature = [
         column for column in schema.names if features.get(column, {}).get("_type") == feature
@@ -458,14 +459,15 @@ def _check_column(
     name = name or next(iter([*by_feature, *candidates]), None)
     if name is not None and schema.names.count(name) == 1:
         return name
-    problem = f"no column that is known for the {key}; set data.{key}"
-    if name:
+    if name is None:
+        problem = f"no column that is known for the {key}; set data.{key}"
+    else:
         problem = f"{'several columns' if name in schema.names else 'no column'} {name!r}"
     raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(schema.names)}")
 
 
 def holds_bytes(arrow_type: Any) -> bool:
-    """Return whether a pyarrow type is bytes, or a struct with bytes."""
+    """Return whether a pyarrow type is bytes, or a struct with a field `bytes`."""
     from pyarrow import types
 
     if types.is_struct(arrow_type):
@@ -481,7 +483,7 @@ def _read_batch(
 ) -> tuple[Any, list[Label], list[int | None]]:
     """Return the validated images, the labels and the hashes of the groups of a batch.
 
-    Raises DataError for empty rows.
+    `first` is the number of rows before the batch. Raises DataError for a row without a value.
     """
     import pyarrow.compute
 
@@ -512,7 +514,7 @@ def _read_batch(
 def _members_in_place(
     path: str, batches: Iterator[Any], columns: tuple[str, ...], memory_map: Any
 ) -> list[Member] | None:
-    """Return the members of a mapped file, or None if its buffers are not part of the file."""
+    """Return the members of a mapped file, or None if its buffers are decompressed copies."""
     from pyarrow import types
 
     buffer = memory_map.read_at(memory_map.size(), 0)
@@ -525,7 +527,7 @@ def _members_in_place(
         start = images.buffers()[2].address - base
         if not 0 <= start <= end - images.buffers()[2].size:
             return None
-        # Start of each value in the buffer, and the end of the last one.
+        # The start of each value in the buffer, and the end of the last one.
         dtype = np.int64 if types.is_large_binary(images.type) else np.int32
         offsets = np.frombuffer(images.buffers()[1], dtype)
         bounds_N = offsets[images.offset : images.offset + len(images) + 1].astype(np.int64) + start
@@ -548,7 +550,7 @@ def _copy_members(
                     offset += size
     except OSError as error:
         if error.errno is None:
-            # The error comes from pyarrow and means that the file is damaged.
+            # pyarrow raises this error for a damaged file.
             raise
         problem = f"cannot be copied to {copy_path.parent} ({error})"
         hint = "set XDG_CACHE_HOME to a folder with room"

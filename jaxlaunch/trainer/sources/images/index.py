@@ -1,8 +1,8 @@
-"""An index of the place and the class of every image in a set, cached in the user's cache folder.
+"""The index of a set of images: the place and the class of each, cached in the user's cache folder.
 
-An image is a whole file, or a range of one such as a member of a tar or a value of a column. The
-index is all that is needed to read an image by its number, and loads quickly for any number of
-images. A class is a name, or an integer from 0.
+An image is a whole file, or a range of a file such as a member of a tar or a value of a column. The
+index is sufficient to read an image by its number, and loads quickly for any number of images. A
+class is a name, or an integer from 0.
 
 N images, F files.
 """
@@ -34,7 +34,7 @@ from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImage
 
 # Version of the cached index. Increase it when an index is built differently.
 VERSION = 1
-# Number of images whose bytes are part of the digest.
+# Number of images in the digest of an index.
 DIGEST_SAMPLES = 64
 SAMPLE_BYTES = 4096
 # Number of names in a message.
@@ -64,17 +64,17 @@ class Index:
     size_N: npt.NDArray[np.int64] | None = None
     # Number of each image in its file, from 1; None if the images of a file are consecutive.
     row_N: npt.NDArray[np.int32] | None = None
-    # Hash of each image's identity, by which `eval_split` chooses; None if it does not.
+    # Hash of each image's identity, by which `eval_split` chooses images; None without eval_split.
     key_N: npt.NDArray[np.uint64] | None = None
-    # Files to name in messages if the images are read from copies in the cache.
+    # Files to name in messages, if the images are read from copies in the cache.
     printed: tuple[str, ...] = ()
     # One sentence for each image that was left out.
     broken: tuple[str, ...] = ()
     # Number of files that are not images by their names.
     left_out: int = 0
-    # Whether the names of the files tell the split of each image.
+    # Whether the names of the files contain the split.
     has_splits: bool = False
-    # Digest of files that hold many images; whole files are identified by their names.
+    # Digest of files that contain many images; whole files are identified by their names.
     identity: str = ""
     digest: str = ""
 
@@ -104,10 +104,10 @@ class Index:
         return files.read_bytes(path, int(self.start_N[image]), int(self.size_N[image]))
 
     def identify_images(self, names: Sequence[str]) -> splits.Keys:
-        """Return the hash of each image's identity: of its name below the set, or its content.
+        """Return the hash of each image's identity.
 
-        `names` are those of whole files. Images in larger files are identified by their content
-        alone, because their number changes when files are added.
+        Whole files are identified by `names`, their names in the set. Images in larger files are
+        identified by their content, because their numbers change when files are added.
         """
         if self.file_N is None or self.start_N is None or self.size_N is None:
             return splits.file_keys(names, [*map(self.file_path, range(len(self)))])
@@ -116,19 +116,21 @@ class Index:
         keys = (splits.sample_key(paths[file], start, size) for file, start, size in places)
         return np.fromiter(keys, np.uint64, len(self))
 
-    def select_images(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
-        """Return the index of some of the images; `broken` describes those that are left out."""
+    def select_images(self, is_selected_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
+        """Return the index of the selected images; `broken` describes the others."""
         file_N, row_N = self.file_N, self.row_N
         if file_N is None:
             file_N = np.arange(len(self), dtype=np.int32)
         elif row_N is None:
             row_N = (np.arange(1, len(self) + 1) - np.searchsorted(file_N, file_N)).astype(np.int32)
         numbered = dataclasses.replace(self, file_N=file_N, row_N=row_N, broken=tuple(broken))
-        arrays = {key: array[chosen_N] for key, array in numbered.arrays(_IMAGE_ARRAYS).items()}
+        arrays = {
+            key: array[is_selected_N] for key, array in numbered.arrays(_IMAGE_ARRAYS).items()
+        }
         return dataclasses.replace(numbered, **arrays)
 
     def arrays(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return those of these arrays that exist."""
+        """Return the arrays with these names, without those that are None."""
         return {key: array for key in keys if (array := getattr(self, key)) is not None}
 
     def _file_number(self, image: int) -> int:
@@ -136,7 +138,7 @@ class Index:
 
 
 class Member(NamedTuple):
-    """The range of an image in a file, and its label, or None if it is unknown."""
+    """The range of an image in a file, and its label, which is None if unknown."""
 
     start: int
     size: int
@@ -150,7 +152,7 @@ _ARRAYS = ("end_F", *_IMAGE_ARRAYS)
 
 
 def join_path(root: str, name: str) -> str:
-    """Join a name to a folder or a URL; a name that is absolute or a URL is unchanged."""
+    """Join a name to a folder or a URL. An absolute path or a URL is returned unchanged."""
     is_absolute = not root or name.startswith("/") or remote.is_remote(name)
     return name if is_absolute else f"{root.rstrip('/')}/{name}"
 
@@ -188,10 +190,10 @@ def read_file(path: str) -> bytes:
 def number_labels(
     labels: Sequence[Label], classes: Sequence[Label] | None, location: str
 ) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Return the number of each label, and the class names in order, none if labels are numbers.
+    """Return the class number of each label, and the class names, empty if labels are numbers.
 
-    `classes` are the allowed classes. Raises DataError for others, for names that differ only in
-    case, and for numbers with gaps.
+    `classes` are the allowed classes in order; None allows any. Raises DataError for a label that
+    is not allowed, for names that differ only in case or spaces, and for numbers with gaps.
     """
     distinct = set(labels)
     if classes is None and all(isinstance(label, int) for label in distinct):
@@ -199,9 +201,9 @@ def number_labels(
         return np.asarray(labels, np.int32), ()
     if classes is None:
         classes = names = sorted(map(str, distinct))
-        by_fold: dict[str, str] = {}
+        by_folded_name: dict[str, str] = {}
         for name in names:
-            other = by_fold.setdefault(" ".join(name.casefold().split()), name)
+            other = by_folded_name.setdefault(" ".join(name.casefold().split()), name)
             if other != name:
                 problem = f"the classes {other!r} and {name!r} differ only in case or spaces"
                 raise DataError(f"{location}: {problem}; use one name")
@@ -247,9 +249,11 @@ def list_names(names: Sequence[Label]) -> str:
 def cached_index(
     key: Any, read_marks: Callable[[], Any], build_index: Callable[[Path], Index]
 ) -> Index:
-    """Return the index for `key` from the cache while `read_marks` are unchanged, or build it.
+    """Return the index for `key` from the cache, or build it.
 
-    `build_index` may write files to the folder that it gets. The processes of a host take turns.
+    The cached index is valid while the result of `read_marks` is unchanged. `build_index` may write
+    files to the folder that it gets. Of several processes of a host, one builds while the others
+    wait.
     """
     folder = user_cache.cache_folder("images") / _json_digest([VERSION, key])[:24]
     mark = _json_digest(read_marks())

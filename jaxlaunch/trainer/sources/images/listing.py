@@ -1,6 +1,6 @@
-"""Lists the files of a split and recognizes the kind of an image set from names alone.
+"""Lists the image files of a split, and recognizes the kind of a set of images by names alone.
 
-A set is a folder with a folder for each class, with a metadata file, or with shards of Hugging Face
+A set is a folder that contains a folder for each class, a metadata file, or shards of Hugging Face
 or WebDataset. If the names contain the split, as in `train/cat/1.jpg` and
 `train-00000-of-00002.parquet`, training reads one split and evaluation another.
 """
@@ -21,12 +21,12 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.picture import IMAGE_SUFFIXES
 
 TRAIN_NAMES = ("train", "training")
-# The first of these names that exists is evaluated.
+# Names of evaluation splits; the first one that exists is used.
 EVAL_NAMES = ("validation", "valid", "val", "dev", "test", "testing", "eval")
 TABLE_SUFFIXES = (".parquet", ".arrow")
 LIST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 KINDS = {"files": IMAGE_SUFFIXES, "tar": (".tar",), "table": TABLE_SUFFIXES, "list": LIST_SUFFIXES}
-# Hugging Face's image folders have these files next to the images.
+# An image folder of Hugging Face has one of these files next to the images.
 METADATA_FILES = tuple(f"metadata{ending}" for ending in LIST_SUFFIXES)
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".zip")
 READABLE_HINT = (
@@ -44,12 +44,12 @@ class FileListing(NamedTuple):
     names: tuple[str, ...]
     # Number of files in the folder that are not of this kind.
     left_out: int = 0
-    # Whether the names tell the split of each file.
+    # Whether the names contain the split.
     has_splits: bool = False
 
 
 def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> FileListing:
-    """List the files of a folder, a file, or globs. Raises DataError if none has images."""
+    """List the files of a folder, a path, or globs. Raises DataError if there are no images."""
     first, *others = files.as_list(patterns)
     if not others and is_folder(first):
         return _list_folder(first.rstrip("/") or "/", split, key)
@@ -76,14 +76,14 @@ def _list_folder(folder: str, split: Split, key: str) -> FileListing:
     metadata = [name for name in lists if os.path.basename(name) in METADATA_FILES]
     kinds = [kind for kind in ("files", "table", "tar") if kind in by_kind]
     kind = "list" if metadata else next(iter(kinds), "files")
-    chosen = metadata or by_kind.get(kind, [])
-    if not chosen:
+    candidates = metadata or by_kind.get(kind, [])
+    if not candidates:
         raise DataError(f"data.{key} = {printable_path(folder)} holds no images; {READABLE_HINT}")
-    selected, has_splits = select_split(chosen, split)
+    selected, has_splits = select_split(candidates, split)
     # save_to_disk of `datasets` leaves cache files next to the rows.
     selected = [name for name in selected if not os.path.basename(name).startswith("cache-")]
     kind = "folder" if kind == "files" else kind
-    return FileListing(kind, folder, tuple(selected), len(names) - len(chosen), has_splits)
+    return FileListing(kind, folder, tuple(selected), len(names) - len(candidates), has_splits)
 
 
 def file_kind(path: str) -> str:
@@ -102,31 +102,35 @@ def is_folder(path: str) -> bool:
 
 
 def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
-    """Return the names of a split, or all if they contain no split, and whether they do.
+    """Return the names of `split`, and whether names contain splits; if not, all names.
 
-    Only the first name of a split is used: a folder with validation and test is evaluated on one of
-    them.
+    Only one word for a split is used: of a folder with validation and test, only validation is
+    evaluated.
     """
     words = [_split_word(name) for name in names]
     if not any(word in TRAIN_NAMES for word in words):
         return names, False
     split_names = TRAIN_NAMES if split == "train" else EVAL_NAMES
-    chosen = next((word for word in split_names if word in words), "")
-    return [name for name, word in zip(names, words, strict=True) if word == chosen], True
+    split_name = next((word for word in split_names if word in words), "")
+    return [name for name, word in zip(names, words, strict=True) if word == split_name], True
 
 
 def _split_word(name: str) -> str | None:
-    """Return the word for the split in a name: its first folder, or the start of another part."""
+    """Return the word for the split in a name, or None.
+
+    For an image this is its outermost folder; for another file, the beginning of any part of its
+    path.
+    """
     parts = name.split("/")
     if file_kind(name) == "files":
-        # Only the outermost folder of an image counts, because classes and files may have any name.
+        # The other parts of the path may be any names of classes and files.
         parts = parts[:1] if len(parts) > 2 else []
     matches = map(_SPLIT_NAME.match, parts)
     return next((match[1].lower() for match in matches if match is not None), None)
 
 
 def walk_files(folder: str) -> Iterator[str]:
-    """Yield the relative names of all visible files below a folder; links are walked once."""
+    """Yield the relative names of all visible files below a folder, without cycles of links."""
     if remote.is_remote(folder):
         with remote.convert_errors(f"listing {folder}"):
             yield from remote.list_names(folder)
@@ -155,9 +159,9 @@ def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
 def fingerprint_files(patterns: Sequence[str], key: str) -> Any:
     """Return marks that change when the files of the patterns change.
 
-    For a local folder these are the modification times of all folders, and size and time of the
-    files that contain many images or labels; the files of single images are not examined. For a
-    folder in a bucket they are all names.
+    For a local folder these are the modification times of all folders, and the sizes and times of
+    files that contain many images or labels; files of single images are not examined. For a folder
+    in a bucket they are all names.
     """
     first, *others = patterns
     if not others and is_folder(first):
@@ -193,7 +197,7 @@ def _fingerprint_folder(path: str) -> list[tuple[str, int, int]]:
 
 
 def _is_kind(entry: os.DirEntry[str], is_kind: Callable[[os.DirEntry[str]], bool]) -> bool:
-    """Return whether an entry is of a kind, False for a link to itself."""
+    """Return `is_kind` of an entry, or False for a cycle of links."""
     try:
         return is_kind(entry)
     except OSError as error:

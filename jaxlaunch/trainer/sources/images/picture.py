@@ -17,13 +17,13 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from jaxlaunch.trainer.data.augment import resize_box
 
-# Formats that Pillow may open. Some of the others run programs (EPS) or read fonts and movies.
+# Formats that Pillow may open. Its other readers run programs (EPS), or read fonts and movies.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png"),
     *(".webp", ".gif", ".bmp", ".tif", ".tiff"),
 )
-# Pillow's own threshold for a decompression bomb: 256 MiB of RGB.
+# Pillow's threshold for a warning of a decompression bomb: 256 MiB of RGB.
 MAX_PIXELS = 89_478_485
 # Maximum size of an image file.
 MAX_FILE_BYTES = 1 << 30
@@ -52,15 +52,16 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 Pixels = npt.NDArray[np.uint8]
 # Top, left, height and width, in pixels of the upright image.
 Box = tuple[float, float, float, float]
-Size = tuple[int, int]  # height and width
+# Height and width.
+Size = tuple[int, int]
 
 
 class BrokenImageError(Exception):
-    """An image that cannot be decoded. The message continues the name of the file."""
+    """Raised for an image that cannot be decoded. The message continues the name of the file."""
 
 
 class Picture:
-    """An image whose pixels can be decoded once. Raises BrokenImageError."""
+    """An encoded image, whose pixels can be decoded once. Raises BrokenImageError."""
 
     def __init__(self, data: bytes, channels: int = 3) -> None:
         if not data:
@@ -71,7 +72,7 @@ class Picture:
             self._orientation = _read_orientation(self._image)
             width, height = self._image.size
             if isinstance(self._image, TiffImageFile):
-                # Pillow's size of a rotated TIFF may already be that of the upright image.
+                # `size` of a rotated TIFF may already be that of the upright image.
                 width, height = (self._image.tag_v2[tag] for tag in (_WIDTH, _HEIGHT))
         except UnidentifiedImageError:
             raise BrokenImageError("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
@@ -86,7 +87,7 @@ class Picture:
             raise BrokenImageError(f"has {width} × {height} pixels, more than {MAX_PIXELS:,}")
         self.size: Size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
         if self._image.format == "TIFF":
-            # Pillow itself rotates a TIFF while it decodes.
+            # Pillow rotates a TIFF while it decodes it.
             self._orientation = 1
 
     @property
@@ -105,8 +106,8 @@ class Picture:
         """Return the part in `box`, or all of it, resized to `size` and mirrored: uint8 [H, W, C].
 
         A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the
-        rows below the box are not decoded. May be called once. Resizing is bilinear with
-        antialiasing, as for PIL images in torchvision; `crops_first` is that of `resize_box`.
+        rows below the box are not decoded. Resizing is bilinear with antialiasing, as for PIL
+        images in torchvision; `crops_first` is that of `resize_box`. May be called only once.
         Raises BrokenImageError.
         """
         height, width = self.size
@@ -119,7 +120,7 @@ class Picture:
             image = _convert_mode(self._image, self._mode)
             if (transposition := _TRANSPOSITIONS.get(self._orientation)) is not None:
                 image = image.transpose(transposition)
-            # Both are 1 unless the image was decoded at a reduced scale.
+            # Both scales are 1 unless the image was decoded at a reduced scale.
             scale_y, scale_x = image.height / height, image.width / width
             upper_left = left * scale_x, top * scale_y
             edges = (*upper_left, (left + box_width) * scale_x, (top + box_height) * scale_y)
@@ -140,24 +141,24 @@ class Picture:
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
     def _decode_reduced(self, factor: float, bottom: float, margin: float) -> None:
-        """Decode a JPEG at a reduced scale and, if stored upright, only the rows to resize.
+        """Decode a JPEG at a reduced scale and, if it is stored upright, only the necessary rows.
 
-        Those are the rows to `bottom`, and `margin` more for the support of the filter.
+        These are the rows above `bottom`, and `margin` more for the support of the filter.
         """
         self._set_scale(factor)
-        # The data are in memory, so Pillow can decode them in one piece.
+        # The data is in memory, so Pillow can decode it in one piece.
         self._image.decodermaxblock = len(self._data)
         scale = self._image.height / self.size[0]
         stop = math.ceil((bottom + margin + 1) * scale) + 1
-        if self._orientation not in _TRANSPOSITIONS and not self._is_decoded(stop):
+        if self._orientation not in _TRANSPOSITIONS and not self._decode_rows(stop):
             self._image = Image.open(io.BytesIO(self._data), formats=FORMATS)
             self._set_scale(factor)
 
-    def _is_decoded(self, stop: int) -> bool:
+    def _decode_rows(self, stop: int) -> bool:
         """Decode the rows above `stop`, and return whether all of them are known to be intact.
 
-        Pillow raises the same error for a partial decode as for damaged data. Rows are written in
-        order into a black image, so that all rows are intact if the last one is not black.
+        Pillow raises the same error for a partial decode as for damaged data. It writes the rows in
+        order into a black image, so all rows are intact if the last one is not black.
         """
         image = self._image
         if stop < image.height and len(image.tile) == 1:
@@ -179,7 +180,7 @@ class Picture:
 
 
 def _read_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, upright if the EXIF block cannot be read."""
+    """Return the EXIF orientation, or 1 (upright) if the EXIF block cannot be read."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
     except MemoryError:
@@ -192,7 +193,7 @@ def _read_orientation(image: Image.Image) -> int:
 def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert the first frame to RGB or grey, dropping transparency as torchvision does."""
     if image.mode.startswith("I"):
-        # Keep the upper 8 bits of 16-bit grey, or of the number of bits in the tags of a TIFF.
+        # Keep the upper 8 of the 16 bits of a pixel, or of as many as the tags of a TIFF have.
         values: npt.NDArray[Any] = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
             bounds = f"from {values.min()} to {values.max()}"

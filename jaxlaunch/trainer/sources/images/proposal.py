@@ -1,7 +1,7 @@
-"""The model and the size of images that `launcher data` proposes for a folder of images.
+"""The model and the image size that `launcher data` proposes for a folder of images.
 
-The proposal is a place to start that trains on one device: a residual network whose strides fit the
-images, with as many parameters as so many images can determine.
+The proposal is a starting point that trains on one device: a residual network whose strides fit the
+size of the images, and whose number of parameters fits the number of images.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer.data.augment import Size
 
-# Sides that are proposed for images of several or large sizes. Images are rarely enlarged: the
-# pixels that a network would see more of are not in the file.
+# Sides that are proposed for images of different or large sizes. The largest side that does not
+# enlarge the median image is used, because enlarging adds no information.
 SIDES = (32, 48, 64, 96, 128, 160, 192, 224)
 # Equal images of up to this many pixels keep their size and their proportions.
 MAX_EXACT_PIXELS = 256 * 256
-# Below this side, a stem of stride 4 would leave too few places.
+# Below this side, the feature maps after a stem of stride 4 would be too small.
 SMALL_SIDE = 64
-# The last stage sees a side of at least this many places.
-MIN_PLACES = 4
+# The feature maps of the last stage have at least this side.
+MIN_FEATURE_SIDE = 4
 # Modes of Pillow without colour.
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
-# Images of the training from which a deeper, a wider and a published large network is proposed.
+# Numbers of images from which a deeper, a wider, and a published large network is proposed.
 DEEP_IMAGES, WIDE_IMAGES, LARGE_IMAGES = 1_000, 20_000, 200_000
-# Many classes need more features.
+# From this number of classes a wider network is proposed.
 MANY_CLASSES = 50
-# A pass over the training set takes at least this many steps, with a batch of at least the other.
+# An epoch has at least this many steps, unless the batch would be smaller than MIN_BATCH.
 MIN_STEPS_PER_EPOCH, MIN_BATCH, DEFAULT_BATCH = 8, 8, 128
 
 
 def propose_size(sizes_N2: npt.NDArray[Any]) -> Size:
-    """Return the height and width to train on, from those of all images, [N, 2] with N above 0."""
+    """Return the height and width to train on. `sizes_N2` are those of all images, at least one."""
     height, width = map(int, sizes_N2[0])
     if (sizes_N2 == sizes_N2[0]).all() and height * width <= MAX_EXACT_PIXELS:
         return height, width
@@ -44,24 +44,24 @@ def propose_size(sizes_N2: npt.NDArray[Any]) -> Size:
 
 
 def propose_model(size: Size, images: int, classes: int, channels: int) -> dict[str, Any]:
-    """Return the model block for so many training images of a size and number of channels."""
+    """Return the model block for `images` training images of `size`."""
     short, is_wide = min(size), images >= WIDE_IMAGES or classes >= MANY_CLASSES
-    about = {"classes": classes, **({} if channels == 3 else {"channels": channels})}
+    shared_keys = {"classes": classes, **({} if channels == 3 else {"channels": channels})}
     if short >= SMALL_SIDE:
         if images >= LARGE_IMAGES or is_wide:
             preset = "resnet-50" if images >= LARGE_IMAGES else "resnet-18"
-            return {"kind": "resnet", "preset": preset, **about}
+            return {"kind": "resnet", "preset": preset, **shared_keys}
         depth, widths = (2 if images >= DEEP_IMAGES else 1), [32, 64, 128, 256]
         return {
             "kind": "resnet",
             "stem_width": widths[0],
             "depths": [depth] * 4,
             "widths": widths,
-            **about,
+            **shared_keys,
         }
-    # As ResNet-20 for 32 pixels (He et al. 2016, section 4.2); each stage but the first halves the
-    # sides.
-    stages = sum(short >= MIN_PLACES << stage for stage in range(3)) or 1
+    # The shape of ResNet-20, which has three stages for 32 pixels (He et al. 2016, section 4.2).
+    # Each stage except the first halves the sides.
+    stages = sum(short >= MIN_FEATURE_SIDE << stage for stage in range(3)) or 1
     depth, width = (3 if images >= DEEP_IMAGES else 1), (64 if is_wide else 16)
     return {
         "kind": "resnet",
@@ -69,7 +69,7 @@ def propose_model(size: Size, images: int, classes: int, channels: int) -> dict[
         "stem_width": width,
         "depths": [depth] * stages,
         "widths": [width << stage for stage in range(stages)],
-        **about,
+        **shared_keys,
     }
 
 
@@ -81,7 +81,7 @@ def propose_training(
     Args:
         sizes_N2: Height and width of each image that can be decoded; may be empty.
         modes: Pillow's modes of these images.
-        images: Number of images to train on.
+        images: Number of training images.
         classes: Number of classes.
     """
     if not len(sizes_N2):

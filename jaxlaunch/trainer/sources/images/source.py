@@ -1,6 +1,6 @@
 """Sources of images that are read in place, and mixtures of images and records.
 
-The parts of a mixture share the numbering of the classes and the shape of the pixels.
+The parts of a mixture have the same class numbers and the same shape of images.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds, TrainSpec
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 
 Block = Images | ArrayRecord | Tfds
-# A JPEG is decoded at an eighth of its size, which takes a third of the time and finds the same
-# damage.
+# Size at which images are checked. A JPEG is then decoded at an eighth of its size, which takes a
+# third of the time and finds the same damage.
 CHECK_SIZE = (8, 8)
-# Maximum number of faults that are printed.
+# Maximum number of broken images that are printed.
 MAX_PRINTED_FAULTS = 10
-# Keys that must agree among packed tables.
+# Metadata that all packed tables of a mixture must share.
 SCALING_KEYS = ("columns", "missing", "label", "scale")
 
 
@@ -46,7 +46,7 @@ def open_source(data: Images, split: Split, spec: TrainSpec | None = None) -> Im
     source, train_N = ImageSource(data, split, full_index), full_index.label_N
     held_out_N, notes = None, []
     if full_index.key_N is not None:
-        assert data.eval_split is not None, "it is why the images have keys"
+        assert data.eval_split is not None, "only eval_split needs the keys of images"
         share, seed = data.eval_split, data.split_seed
         has_groups = data.group is not None
         is_held_out_N = splits.choose_held_out(
@@ -63,7 +63,7 @@ def open_source(data: Images, split: Split, spec: TrainSpec | None = None) -> Im
             return None
         source, held_out_N = ImageSource(data, split, eval_index), eval_index.label_N
     elif data.eval_path is not None or full_index.has_splits:
-        # The held-out images, which are indexed when they are opened, have the notes.
+        # The notes need the held-out images, so the evaluation source has them.
         return source
     if split == "eval" or held_out_N is None:
         classes = len(full_index.classes) or int(full_index.label_N.max(initial=-1)) + 1
@@ -93,21 +93,21 @@ def index_images(
     ]
     options = [data.image, data.label, data.channels, data.on_broken]
     cache_key = [absolute, split, key, classes, *options]
-    # Only a part of the images has to be identified to be held out.
+    # Images need an identity only if some of them are held out.
     is_divided = bool(data.eval_split) and data.eval_path is None
     cache_key += ["split", data.group] if is_divided else []
 
-    def build_now(folder: Path) -> Index:
-        listed = listing.list_files(absolute, split, key)
-        full_index = build.build_index(data, listed, classes, folder)
-        if is_divided and not listed.has_splits:
-            key_N = build.identify_images(data, listed, full_index, absolute)
+    def build_index(folder: Path) -> Index:
+        file_listing = listing.list_files(absolute, split, key)
+        full_index = build.build_index(data, file_listing, classes, folder)
+        if is_divided and not file_listing.has_splits:
+            key_N = build.identify_images(data, file_listing, full_index, absolute)
             full_index = dataclasses.replace(full_index, key_N=key_N)
         is_strict = data.on_broken == "stop"
         return full_index if is_strict else _drop_broken(full_index, data.channels, key)
 
     return index.cached_index(
-        cache_key, lambda: listing.fingerprint_files(absolute, key), build_now
+        cache_key, lambda: listing.fingerprint_files(absolute, key), build_index
     )
 
 
@@ -126,7 +126,7 @@ def _check_disjoint(train_index: Index, eval_index: Index) -> None:
 
 
 class ImageSource(DataSource):
-    """`image` uint8 [H, W, C] and `label` int32; the k-th image is `pick(k)` of the index."""
+    """A source of examples with `image` uint8 [H, W, C] and `label` int32."""
 
     def __init__(
         self, data: Images, split: Split, full_index: Index, part: splits.SplitPart | None = None
@@ -148,9 +148,9 @@ class ImageSource(DataSource):
             picture = Picture(self.index.read_image(image), self._data.channels)
             pixels = self._transform(picture, rng)
         except BrokenImageError as error:
-            place = f"example {number}, {self.index.locate_image(image)}"
+            location = f"example {number}, {self.index.locate_image(image)}"
             hint = "fix or remove it, or set data.on_broken: skip"
-            raise DataError(f"{self.name}: {place}, {error}; {hint}") from None
+            raise DataError(f"{self.name}: {location}, {error}; {hint}") from None
         return {"image": pixels, "label": self.index.label_N[image]}
 
     def locate_example(self, number: int) -> str:
@@ -165,7 +165,7 @@ class ImageSource(DataSource):
 
 
 def _drop_broken(full_index: Index, channels: int, key: str) -> Index:
-    """Print the broken images and return the index of the others. Raises DataError for none."""
+    """Print the broken images and return the index of the others. Raises DataError if all are."""
     faults = {
         number: f"{full_index.locate_image(number)} {fault}"
         for number, fault in find_faults(full_index, channels)
@@ -204,16 +204,17 @@ def find_faults(full_index: Index, channels: int = 3) -> Iterator[tuple[int, str
 
 
 class _Classes(NamedTuple):
-    """The classes of a part in the order of their numbers."""
+    """The classes of a part of a mixture, in the order of their numbers."""
 
     names: tuple[str, ...]
+    # Whether the names are not only the numbers as text.
     are_named: bool
     # Whether the files contain the class numbers, so that they cannot be renumbered.
     is_fixed: bool
 
 
 class ImageMixture(Mixture):
-    """The examples of all parts, with the metadata that the packed parts share."""
+    """A mixture of images and records, with the metadata that the packed parts share."""
 
     metadata: Mapping[str, Any] = {}
 
@@ -248,8 +249,8 @@ def open_mixture(
         if weights[name] or isinstance(block, Tfds):
             part = _open_part(name, block, split)
         else:
-            # A part that is not trained on is evaluated on the held-out files by their names, or
-            # else on all files.
+            # A part that is not trained on is evaluated on the files whose names say that they are
+            # held out, or else on all files.
             block = block.model_copy(update={"eval_split": None})
             part = _open_part(name, block, split)
             if part is None:
@@ -275,11 +276,11 @@ def _open_part(name: str, block: Block, split: Split) -> DataSource | None:
 
 
 def _check_classes(data: MixtureBlock, blocks: Mapping[str, Block]) -> tuple[str, ...]:
-    """Return the class names in the common order, none if classes are numbers. Raises DataError."""
+    """Return the common class names in order, empty if classes are numbers. Raises DataError."""
     part_classes: dict[str, _Classes] = {}
     for name, block in blocks.items():
-        if data.parts[name].weight and (numbered := _find_classes(name, block)):
-            part_classes[name] = numbered
+        if data.parts[name].weight and (classes := _find_classes(name, block)):
+            part_classes[name] = classes
     if not part_classes:
         return tuple(map(str, data.classes or ()))
     first = min(part_classes, key=lambda name: not part_classes[name].is_fixed)
@@ -287,7 +288,7 @@ def _check_classes(data: MixtureBlock, blocks: Mapping[str, Block]) -> tuple[str
     for name, classes in part_classes.items():
         is_same = classes.names == expected if classes.is_fixed else {*classes.names} == {*expected}
         if is_same or (data.classes is not None and not classes.is_fixed):
-            # Opening the part reports unknown classes.
+            # Unknown classes are reported when the part is opened.
             continue
         reference = f"train.data.parts.{first}" if data.classes is None else "train.data.classes"
         differing = sorted({*classes.names} ^ {*expected})[:MAX_LISTED_NAMES]
@@ -335,7 +336,7 @@ def _check_shapes(parts: Mapping[str, DataSource]) -> None:
 
 
 def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
-    """Return the metadata of packed tables, which are scaled already. Raises DataError."""
+    """Return the metadata that packed tables share, {} if there are none. Raises DataError."""
     part_metadata = {name: part.metadata for name, part in parts.items()}
     first = next(
         (name for name, metadata in part_metadata.items() if metadata.get("kind") == "table"), None

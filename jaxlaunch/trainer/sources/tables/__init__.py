@@ -1,1 +1,1 @@
-"""Tables, whose columns are features and labels."""
+"""Sources of tables, whose columns are features and labels."""

@@ -1,6 +1,6 @@
-"""The features of a table: its columns as numbers, encoded by what the training rows hold.
+"""Encodes the columns of a table as features.
 
-The encoding is fitted on the training rows and then applied to any table with these columns:
+The encoding is fitted on the training rows and then applied to any table with the same columns:
 numbers are scaled by mean and deviation, and texts are one-hot encoded.
 
 N rows, F features, K numbers of a column.
@@ -21,7 +21,7 @@ from jaxlaunch.trainer.sources.tables.files import Column, Columns, parse_number
 # Maximum number of different values in a column of texts.
 MAX_TEXT_VALUES = 100
 Missing = Literal["stop", "mean"]
-# A deviation below this multiple of the largest number is the rounding of equal numbers.
+# A deviation below this multiple of the largest number is a rounding error of equal numbers.
 ROUNDING = 2 * np.finfo(np.float64).eps
 
 
@@ -53,7 +53,7 @@ class Features:
         return cls(columns, encoded["missing"])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON, exact to the bit."""
+        """Return the JSON form, which preserves every bit of the numbers."""
         columns = [
             {"name": name, "mean": column.mean.tolist(), "deviation": column.deviation.tolist()}
             if isinstance(column, NumberStatistics)
@@ -64,14 +64,14 @@ class Features:
 
     @property
     def text_columns(self) -> frozenset[str]:
-        """The columns of texts, which stay texts even if a file has only digits in them."""
+        """The columns that are texts, even if another file has only digits in them."""
         columns = self._columns.items()
         return frozenset(
             name for name, column in columns if not isinstance(column, NumberStatistics)
         )
 
     def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
-        """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
+        """Return the features of every row, [N, F], and a fault for each invalid row, by its index.
 
         Raises DataError for a column that is missing or of another kind.
         """
@@ -99,7 +99,7 @@ class Features:
             self._note_missing(name, is_missing_N, faults)
             index_by_value = {value: index for index, value in enumerate(column)}
             index_N = np.array([index_by_value.get(str(value), -1) for value in values])
-            # The category "None" is not a missing value.
+            # A missing value has no category, even if the texts include "None".
             index_N[is_missing_N] = -1
             return np.asarray(index_N[:, None] == np.arange(len(index_by_value)), np.float32)
         if values.dtype.kind != "O":
@@ -110,7 +110,7 @@ class Features:
                 if number is None:
                     fault = f"its {name!r} is {value!r}, and training has numbers there"
                     faults.setdefault(row, fault)
-            # None becomes NaN.
+            # np.array converts None to NaN.
             numbers = np.array(parsed, np.float64)[:, None]
         if numbers.shape[1] != len(column.mean):
             problem = f"has {numbers.shape[1]} numbers, not {len(column.mean)}"
@@ -131,7 +131,7 @@ class Features:
 def fit_features(
     table: Columns, names: Sequence[str], is_train_N: npt.NDArray[np.bool_], missing: Missing
 ) -> Features:
-    """Fit the encoding of columns on these rows. Raises DataError naming the column or the row."""
+    """Fit the encoding on the rows of `is_train_N`. Raises DataError naming the column or row."""
     columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
     for name in names:
         numbers = column_numbers(table, name)
@@ -159,12 +159,12 @@ def fit_features(
 def fit_statistics(
     x_NK: npt.NDArray[np.float64],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return mean and deviation of each column, [K], without NaN; 1 if its values are equal.
+    """Return mean and deviation of each column, [K], ignoring NaN.
 
-    The mean is that of the differences from the middle of the range, and the deviation that of the
-    differences from the mean, so that neither depends on how far from 0 the numbers are.
+    The deviation of equal values is 1. Differences are averaged, from the middle of the range for
+    the mean and from the mean for the deviation, so that numbers far from 0 lose no precision.
     """
-    # NumPy adds a contiguous row in pairs, and down the columns of an array one after the other.
+    # NumPy sums a contiguous row pairwise, which is more precise than its sum along the first axis.
     x_KN = np.ascontiguousarray(x_NK.T)
     is_number_KN = ~np.isnan(x_KN)
     count_K = np.maximum(is_number_KN.sum(1), 1)
@@ -180,8 +180,8 @@ def fit_statistics(
     with np.errstate(over="ignore", invalid="ignore"):
         middle_K = least_K / 2 + most_K / 2
         mean_K = middle_K + average(x_KN - middle_K[:, None])
-        rest_KN = x_KN - mean_K[:, None]
-        variance_K = average(np.square(rest_KN)) - np.square(average(rest_KN))
+        difference_KN = x_KN - mean_K[:, None]
+        variance_K = average(np.square(difference_KN)) - np.square(average(difference_KN))
         deviation_K = np.sqrt(np.maximum(variance_K, 0.0))
     is_equal_K = least_K == most_K
     is_rounding_K = deviation_K <= ROUNDING * np.maximum(abs(least_K), abs(most_K))
@@ -192,13 +192,16 @@ def fit_statistics(
 
 
 def is_missing_value(value: Any) -> bool:
-    """Return whether a text is missing: null, empty, or the NaN of a column without texts."""
+    """Return whether a value is missing: null, an empty text, or NaN."""
     # NaN is the only value that differs from itself.
     return value is None or value == "" or value != value
 
 
 def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
-    """Return a column as numbers [N, K], NaN if missing, or None for texts. Raises DataError."""
+    """Return a column as numbers [N, K] with NaN for missing ones, or None if it has texts.
+
+    Raises DataError naming the row if a column of numbers has few texts.
+    """
     values = table.values[name]
     if values.dtype.kind != "O":
         return values.reshape(len(values), -1).astype(np.float64)
@@ -207,6 +210,7 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
     if not text_rows:
         return np.array(numbers, np.float64)[:, None]
     count = sum(number is not None and np.isfinite(number) for number in numbers)
+    # A column with more texts than numbers is one of texts.
     if count <= len(text_rows):
         return None
     raise DataError(
@@ -217,11 +221,11 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
 
 
 def check_columns(table: Columns, names: Sequence[str]) -> None:
-    """Raise DataError for a column that is missing, or neither numbers nor texts."""
+    """Raise DataError if a column is missing, or has neither numbers nor texts."""
     for name in names:
         if name in table.unusable:
             problem = f"its column {name!r} {table.unusable[name]}"
             raise DataError(f"{table.name}: {problem}; leave it out of data.columns")
         if name not in table.values:
-            names = list_names([*table.values])
-            raise DataError(f"{table.name} has no column {name!r}; it has {names}")
+            available = list_names([*table.values])
+            raise DataError(f"{table.name} has no column {name!r}; it has {available}")

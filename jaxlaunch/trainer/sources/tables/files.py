@@ -26,11 +26,12 @@ from jaxlaunch.trainer.sources.images.index import join_path
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".npy", ".npz")
 DELIMITERS = ",;\t|"
-# Words that mean a missing number in a column of numbers, in any case.
+# Words for a missing number in a column of numbers, in upper or lower case.
 MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none", "?", "-")
 QUOTE = b'"'
 # Name of an index column that pandas writes to Parquet and Arrow.
 PANDAS_INDEX = r"__index_level_\d+__"
+# Formats of files that are sometimes named .csv, by their first bytes.
 FOREIGN_MAGIC = {
     b"\x1f\x8b": "gzip",
     b"PK\x03\x04": "zip",
@@ -49,7 +50,7 @@ Column = npt.NDArray[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The columns of one or more concatenated files."""
+    """The concatenated columns of one or more files."""
 
     paths: tuple[str, ...]
     # Cumulative number of rows up to the end of each file.
@@ -65,18 +66,18 @@ class Columns:
 
     @property
     def name(self) -> str:
-        """The first file, for messages."""
+        """The path of the first file, for messages."""
         return printable_path(self.paths[0])
 
     def locate_row(self, row: int) -> str:
-        """Return the file of a row and its number there from 1, for messages."""
+        """Return the file of a row and its number in the file from 1, for messages."""
         file = int(np.searchsorted(self.ends_F, row, side="right"))
         file_start = int(self.ends_F[file - 1]) if file else 0
         return f"{printable_path(self.paths[file])}, row {row - file_start + 1}"
 
 
 def find_tables(patterns: str | Sequence[str], split: Split, key: str) -> tuple[list[str], bool]:
-    """Return the files of a split, and whether their names contain it."""
+    """Return the files of a split, and whether the names of files contain splits."""
     first, *others = files.as_list(patterns)
     if others or is_table(first) or not listing.is_folder(first):
         return files.match_files(patterns, key), False
@@ -87,8 +88,8 @@ def find_tables(patterns: str | Sequence[str], split: Split, key: str) -> tuple[
     if not names:
         problem = f"data.{key} = {printable_path(folder)} holds no table"
         raise DataError(f"{problem}; {', '.join(ENDINGS)} can be read")
-    chosen, has_splits = listing.select_split(names, split)
-    return [join_path(folder, name) for name in chosen], has_splits
+    split_names, has_splits = listing.select_split(names, split)
+    return [join_path(folder, name) for name in split_names], has_splits
 
 
 def is_table(path: str) -> bool:
@@ -96,22 +97,23 @@ def is_table(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in ENDINGS
 
 
-def read_tables(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
-    """Read the columns of all files. Raises DataError naming the file, and the row if there is one.
+def read_tables(paths: Sequence[str], text_columns: Collection[str] = ()) -> Columns:
+    """Read the columns of all files. Raises DataError naming the file, and the row if possible.
 
-    `texts` are columns that are read as texts even if a file has only digits in them.
+    `text_columns` are read as texts, even if they contain only digits.
     """
-    parts = [_read_table(path, texts) for path in paths]
-    # A column with only digits in one file, such as 01234, is one of texts if another file has
-    # texts there.
+    parts = [_read_table(path, text_columns) for path in paths]
+    # A column that has only digits in one file, such as 01234, is read as texts if it has texts in
+    # another file.
     text_names = {
         name for part in parts for name, values in part.values.items() if _has_texts(values)
     }
     for number, path in enumerate(paths):
         columns = parts[number].values.items()
-        digits = {name for name, values in columns if values.dtype.kind in "if"} & text_names
-        if digits:
-            parts[number] = _read_table(path, {*texts, *digits})
+        number_columns = {name for name, values in columns if values.dtype.kind in "if"}
+        digit_columns = number_columns & text_names
+        if digit_columns:
+            parts[number] = _read_table(path, {*text_columns, *digit_columns})
     return concatenate_columns(parts)
 
 
@@ -130,7 +132,7 @@ def parse_number(value: Any) -> float | None:
     except ValueError:
         return None
     except OverflowError:
-        # An integer with more digits than a float can hold is not finite, like 1e400.
+        # An integer that is too large for a float counts as infinite, like 1e400.
         return np.inf
 
 
@@ -140,9 +142,9 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
     for part in parts:
         names, other_names = {*first.values, *first.unusable}, {*part.values, *part.unusable}
         if differing := sorted(names ^ other_names):
-            lacking_part, having_part = (part, first) if differing[0] in names else (first, part)
-            problem = f"has no column {differing[0]!r}, which {having_part.name} has"
-            raise DataError(f"{lacking_part.name} {problem}")
+            shorter, longer = (part, first) if differing[0] in names else (first, part)
+            problem = f"has no column {differing[0]!r}, which {longer.name} has"
+            raise DataError(f"{shorter.name} {problem}")
         for name, class_names in first.classes.items():
             if part.classes.get(name, class_names) != class_names:
                 problem = f"has other names for the classes in {name!r} than {first.name}"
@@ -159,7 +161,7 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
     return Columns(tuple(paths), ends_F, values, first.classes, unusable)
 
 
-def _read_table(path: str, texts: Collection[str]) -> Columns:
+def _read_table(path: str, text_columns: Collection[str]) -> Columns:
     ending = os.path.splitext(path)[1].lower()
     if ending not in ENDINGS:
         hint = f"{', '.join(ENDINGS)} can be read"
@@ -174,7 +176,7 @@ def _read_table(path: str, texts: Collection[str]) -> Columns:
             names = dict.fromkeys(itertools.chain.from_iterable(rows))
             values = {name: _convert_json(name, [row.get(name) for row in rows]) for name in names}
         else:
-            values, classes, unusable = _read_arrow(path, ending, texts)
+            values, classes, unusable = _read_arrow(path, ending, text_columns)
     if len({len(column) for column in values.values()}) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in list(values.items())[:4])
         raise DataError(f"{printable_path(path)} has arrays of different lengths: {lengths}")
@@ -226,7 +228,7 @@ def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
 
 
 def _convert_json(name: str, values: list[Any]) -> Column:
-    """Convert JSON values to a column: lists of numbers become [N, …], other values are objects."""
+    """Convert JSON values to a column: lists of numbers to [N, …], and other values to objects."""
     for row, value in enumerate(values, 1):
         if isinstance(value, dict):
             problem = f"its {name!r} is an object, and a table has numbers and texts"
@@ -253,11 +255,11 @@ def _list_shape(value: Any) -> tuple[int, ...]:
         return (-1,)
 
 
-# --- by pyarrow -----------------------------------------------------------------------------------
+# --- Parquet, Arrow and CSV -----------------------------------------------------------------------
 
 
 def _read_arrow(
-    path: str, ending: str, texts: Collection[str]
+    path: str, ending: str, text_columns: Collection[str]
 ) -> tuple[dict[str, Column], Mapping[str, tuple[str, ...]], dict[str, str]]:
     import pyarrow
     from pyarrow import parquet
@@ -269,10 +271,10 @@ def _read_arrow(
         schema, batches = files.arrow_batches(pyarrow.memory_map(local_copy))
         table = pyarrow.Table.from_batches(list(batches), schema)
     else:
-        table = _read_csv(path, local_copy, ending, texts)
+        table = _read_csv(path, local_copy, ending, text_columns)
     names = table.column_names
-    # Skip the nameless columns that spreadsheets write at the end of each row, and the index of
-    # pandas.
+    # Skip the index of pandas, and the nameless columns that spreadsheets write at the end of each
+    # row.
     ignored_names = {name for name in names if re.fullmatch(PANDAS_INDEX, name)}
     ignored_names |= {""} if names.count("") > 1 else set()
     table = table.select([index for index, name in enumerate(names) if name not in ignored_names])
@@ -293,7 +295,7 @@ def _read_arrow(
 
 
 class _UnusableColumnError(Exception):
-    """A column that is neither numbers nor texts. The message continues "its column 'a'"."""
+    """Raised for a column of other values. The message continues "its column 'a'"."""
 
 
 def _convert_column(column: Any) -> Column:
@@ -344,10 +346,10 @@ def _convert_numbers(column: Any) -> Column:
     return array
 
 
-def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -> Any:
-    """Read a .csv or .tsv, taking the delimiter from the header: comma, semicolon, tab or bar."""
+def _read_csv(path: str, local_copy: str, ending: str, text_columns: Collection[str]) -> Any:
+    """Read a .tsv file, or a .csv file with the delimiter that gives its header most columns."""
     import pyarrow
-    from pyarrow import csv as tables
+    from pyarrow import csv as arrow_csv
 
     with open(local_copy, "rb") as file:
         beginning = file.read(1 << 20)
@@ -364,17 +366,19 @@ def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -
         return len(next(csv.reader(header, delimiter=delimiter), []))
 
     delimiter = "\t" if ending == ".tsv" else max(DELIMITERS, key=count_columns)
-    missing_words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())}
-    text_types = dict.fromkeys(texts, pyarrow.string())
+    null_values = {
+        spelling for word in MISSING_WORDS for spelling in (word, word.upper(), word.title())
+    }
+    text_types = dict.fromkeys(text_columns, pyarrow.string())
     # A row must fit into one block.
     block_bytes = min(max(os.path.getsize(local_copy), 1 << 20), 1 << 28)
     try:
-        table = tables.read_csv(
+        table = arrow_csv.read_csv(
             local_copy,
-            tables.ReadOptions(use_threads=False, block_size=block_bytes),
-            tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            tables.ConvertOptions(
-                null_values=sorted({*missing_words, "NaN"}), column_types=text_types
+            arrow_csv.ReadOptions(use_threads=False, block_size=block_bytes),
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                null_values=sorted({*null_values, "NaN"}), column_types=text_types
             ),
         )
     except pyarrow.ArrowInvalid as error:
@@ -388,7 +392,7 @@ def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -
 
 
 def _check_quotes(path: str, local_copy: str, table: Any) -> None:
-    """Raise DataError for a quote that is never closed, since it contains the rest of the file."""
+    """Raise DataError if a quote is never closed, so that the rest of the file is one value."""
     import pyarrow
 
     with open(local_copy, "rb") as file:
@@ -404,8 +408,8 @@ def _check_quotes(path: str, local_copy: str, table: Any) -> None:
 def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
     """Replace decimal commas by points.
 
-    If commas separate columns, a quoted 1,500 is ambiguous. Raises DataError for that and for
-    separated thousands.
+    Raises DataError for separated thousands, and for a quoted 1,500 in a file with commas as
+    delimiters, which is ambiguous.
     """
     import pyarrow
     from pyarrow import compute
@@ -415,11 +419,10 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
     ):
         if not pyarrow.types.is_string(column.type):
             continue
-
         has_thousands = compute.match_substring_regex(column, THOUSANDS_PATTERN)
         if compute.any(has_thousands).as_py():
-            is_remaining = compute.invert(compute.fill_null(has_thousands, True))
-            others = column.filter(is_remaining).to_pylist()
+            is_other = compute.invert(compute.fill_null(has_thousands, True))
+            others = column.filter(is_other).to_pylist()
             if all(re.fullmatch(NUMBER_PATTERN, value) for value in others if value):
                 hint = "write numbers without, or leave the column out of data.columns"
                 fault = f"with separated thousands; {hint}"

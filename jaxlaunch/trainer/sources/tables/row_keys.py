@@ -1,4 +1,4 @@
-"""Keys of a table's rows, by which equal rows, or the rows of a group, stay on one side of a split.
+"""Hashes table rows, so that equal rows and the rows of a group are in the same split.
 
 N rows, K numbers of a column.
 """
@@ -18,7 +18,7 @@ from jaxlaunch.trainer.sources.tables.files import Column, Columns, parse_number
 
 
 def row_keys(table: Columns, names: Sequence[str]) -> splits.Keys:
-    """Return the hash of each row's values in these columns, in whatever order they are."""
+    """Return the hash of each row's values in these columns, independent of their order."""
     key_N = np.zeros(len(table), np.uint64)
     for name in names:
         column_key = np.uint64(splits.hash_text(name))
@@ -38,7 +38,7 @@ def group_keys(table: Columns, name: str) -> splits.Keys:
 
 
 def _value_keys(values: Column) -> splits.Keys:
-    """Return the hash of each value [N, …]; a number has one hash in whatever file it is."""
+    """Return the hash of each value [N, …]. Numbers have the same hash in any file format."""
     if values.dtype.kind != "O":
         return _number_keys(values.reshape(len(values), -1).astype(np.float64))
     parsed = [parse_number(value) for value in values]

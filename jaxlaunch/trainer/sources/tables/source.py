@@ -1,7 +1,7 @@
-"""Sources of table rows, with the columns as features and a label, and mixtures of tables.
+"""Sources of table rows, whose columns are features and labels, and mixtures of tables.
 
-The parts of a mixture have the same columns and one encoding (features.py), which is fitted on the
-training rows of all parts.
+The parts of a mixture have the same columns and the same encoding (features.py), which is fitted on
+the training rows of all parts.
 
 N rows, B rows of a batch, F features, K labels.
 """
@@ -45,15 +45,15 @@ ENCODING_KEYS = ("columns", "missing", "label", "classes", "scale")
 NO_VALUES, NUMBERS = "no value", "numbers"
 Target = Literal["class", "multi_label", "regression"]
 Marks = tuple[tuple[Any, ...], ...]
-# The deviation of a label in steps of float32 that a model can learn.
+# Smallest deviation of a label that a model can learn, in steps of float32.
 MIN_STEPS = 8
-# A row that occurs more often is not a copy by accident, but usual in a table of few categories.
-# Its occurrences are kept together in groups of this size.
+# Copies of a row are kept together in groups of this size. A row with more copies is usual in a
+# table with few categories, so its groups may be in different splits.
 MAX_COPIES = 16
 
 
 class Scale(NamedTuple):
-    """Mean and deviation of numeric labels in training, which normalize the labels."""
+    """The mean and deviation of numeric training labels, by which labels are normalized."""
 
     mean: npt.NDArray[np.float32]
     deviation: npt.NDArray[np.float32]
@@ -64,12 +64,12 @@ class Scale(NamedTuple):
         return cls(*(np.asarray(encoded[key], np.float32) for key in cls._fields))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON, exact to the bit."""
+        """Return the JSON form, which preserves every bit of the numbers."""
         return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
 
     @property
     def shared_deviation(self) -> float | None:
-        """The deviation shared by all labels, None if each has its own."""
+        """The common deviation of all labels, or None if each label has its own."""
         return float(self.deviation) if self.deviation.ndim == 0 else None
 
     def normalize(self, label: Any) -> Any:
@@ -83,7 +83,7 @@ class Scale(NamedTuple):
         return prediction * deviation + mean
 
     def _broadcast_to(self, numbers: Any) -> Scale:
-        """Return mean and deviation with the axes of `numbers`; runs forbid rank promotion."""
+        """Return the scale with the axes of `numbers`, because runs forbid rank promotion."""
         if self.mean.ndim == 0:
             return self
         shape = (1,) * (numbers.ndim - 1) + (-1,)
@@ -91,7 +91,7 @@ class Scale(NamedTuple):
 
 
 class Rows(DataSource):
-    """`features` float32 [F], and `label`: int32 of a class, else float32 [] or [K]."""
+    """A source of `features` float32 [F] and `label`, an int32 class or float32 [] or [K]."""
 
     is_light = has_rows = True
 
@@ -116,7 +116,7 @@ class Rows(DataSource):
         return {"features": self._x_NF[index], "label": self.label_N[index]}
 
     def locate_example(self, index: int) -> str:
-        """Return the file of a row and its number there."""
+        """Return the file of a row and its number in the file."""
         return self._locate_row(index)
 
     def read_rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
@@ -129,8 +129,8 @@ class Rows(DataSource):
         digest = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))
         digest.update(self._x_NF.tobytes() + self.label_N.tobytes())
         if self.scale is not None and self.scale.mean.ndim:
-            # An earlier version computed the scale of several labels in float32. A run that
-            # resumes must not change the unit of its labels without a word.
+            # An earlier version computed the scale of several labels in float32. The digest must
+            # differ, so that no run resumes with another scale of its labels.
             digest.update(self.scale.mean.tobytes() + self.scale.deviation.tobytes())
         shape = f"{len(self)} rows of {self._x_NF.shape[1]} features"
         return f"table, {shape}, sha256 {digest.hexdigest()[:12]}"
@@ -142,19 +142,19 @@ def open_source(data: Table, split: Split, spec: TrainSpec) -> Rows | None:
 
 
 def _mark_tables(data: Table) -> Marks:
-    """Return the files that a block reads, with marks that differ once one is written again."""
+    """Return the files of a data block, with marks that differ if a file changes."""
     paths, has_splits = files.find_tables(data.path, "train", "path")
     return tuple(map(mark_file, [*paths, *held_out_paths(data, has_splits)]))
 
 
-# The trainer opens both splits, and the task reads the shape.
+# The trainer opens each split and the task reads the number of features, from one reading of files.
 @functools.lru_cache(maxsize=2)
 def _open_splits(block: str, target: Target, marks: Marks) -> dict[Split, Rows | None]:
     data = Table.model_validate_json(block)
     table, has_splits = read_training_table(data)
     encoder = TableEncoder(data, table, target)
     paths = held_out_paths(data, has_splits)
-    is_held_out_N = encoder.choose_held_out(table, bool(paths))
+    is_held_out_N = encoder.choose_held_out(table, has_eval_files=bool(paths))
     encoder.fit(table, ~is_held_out_N)
     held_out = encoder.select_rows(table, is_held_out_N) if is_held_out_N.any() else None
     if paths:
@@ -172,7 +172,7 @@ def read_training_table(data: Table) -> tuple[Columns, bool]:
 
 
 def held_out_paths(data: Table, has_splits: bool) -> list[str]:
-    """Return the evaluation files, none if a part of the training table or nothing is evaluated."""
+    """Return the files of the evaluation, empty if it has no files of its own."""
     if data.eval_path is not None:
         return files.find_tables(data.eval_path, "train", "eval_path")[0]
     return files.find_tables(data.path, "eval", "path")[0] if has_splits else []
@@ -184,12 +184,12 @@ class TableEncoder:
     def __init__(self, data: Table, table: Columns, target: Target) -> None:
         self._data, self._target = data, target
         columns = [*table.values, *table.unusable]
-        usual = [name for name in build.LABEL_NAMES if name in columns][:1]
-        self.label = usual if data.label is None else as_list(data.label)
+        usual_labels = [name for name in build.LABEL_NAMES if name in columns][:1]
+        self.label = usual_labels if data.label is None else as_list(data.label)
         if not self.label:
             problem = "has no column that is known for the label; set data.label"
             raise DataError(f"{table.name} {problem}; it has {list_names([*table.values])}")
-        # A group, such as a patient, is not a property from which to predict.
+        # A group, such as a patient, is not a feature.
         others = [name for name in columns if name and name not in (*self.label, data.group)]
         self.names = data.columns or others
         check_columns(table, [*self.label, *self.names, *([data.group] if data.group else [])])
@@ -206,13 +206,13 @@ class TableEncoder:
         """The columns that are texts in training."""
         return frozenset() if self._features is None else self._features.text_columns
 
-    def choose_held_out(self, table: Columns, is_apart: bool) -> npt.NDArray[np.bool_]:
-        """Return which rows `eval_split` holds out, none if others are evaluated (`is_apart`).
+    def choose_held_out(self, table: Columns, *, has_eval_files: bool) -> npt.NDArray[np.bool_]:
+        """Return whether `eval_split` holds each row out. With `has_eval_files` none is held out.
 
-        Raises DataError if it leaves none on one side, and for a row without a group.
+        Raises DataError if a split would have no rows, and for a row without a group.
         """
         data = self._data
-        if is_apart or not data.eval_split:
+        if has_eval_files or not data.eval_split:
             return np.zeros(len(table), bool)
         class_N = self._read_labels(table)[0] if self._target == "class" else None
         if data.group is None:
@@ -233,22 +233,22 @@ class TableEncoder:
         return is_held_out_N
 
     def note_classes(self, train: Sequence[Rows], held_out: Sequence[Rows]) -> list[str]:
-        """Return the warnings, with those for classes without a row in a split.
+        """Return all warnings, including those for classes without a row in a split.
 
-        The arguments are the rows of all parts of training, and of those that are held out.
+        `train` and `held_out` are the rows of all parts of a mixture, or of a single table.
         """
         if self._target != "class":
             return self.notes
         label_N, held_out_N = (
-            np.concatenate([np.zeros(0, np.int32), *(rows.label_N for rows in side)])
-            for side in (train, held_out)
+            np.concatenate([np.zeros(0, np.int32), *(rows.label_N for rows in parts)])
+            for parts in (train, held_out)
         )
         names = [*map(str, self._classes or ())]
         lost = splits.lost_class_notes(label_N, held_out_N if held_out else None, names, len(names))
         return [*self.notes, *lost]
 
     def fit(self, table: Columns, is_train_N: npt.NDArray[np.bool_]) -> None:
-        """Fit the encoding on these rows, and the classes on all rows. Raises DataError."""
+        """Fit the encoding on rows of `is_train_N`, and the classes on all. Raises DataError."""
         self._features = fit_features(table, self.names, is_train_N, self._data.missing)
         label_N, self._classes = self._read_labels(table)
         if self._target == "regression":
@@ -264,19 +264,19 @@ class TableEncoder:
         """Return the classes of a table in the order of their numbers. Raises DataError."""
         return [*(self._read_labels(table)[1] or ())]
 
-    def select_rows(self, table: Columns, chosen_N: npt.NDArray[np.bool_]) -> Rows:
-        """Encode these rows of a table. Raises DataError."""
-        assert self._features is not None, "it is fitted"
+    def select_rows(self, table: Columns, is_selected_N: npt.NDArray[np.bool_]) -> Rows:
+        """Encode the selected rows of a table. Raises DataError."""
+        assert self._features is not None, "call fit first"
         check_columns(table, [*self.label, *self.names])
         label_N, classes = self._read_labels(table)
         x_NF, names = self._features.read_valid(table), tuple(map(str, classes or ()))
-        row_N = np.flatnonzero(chosen_N)
+        row_N = np.flatnonzero(is_selected_N)
         scale = None if self._scale is None else self._scale.to_json()
         encoding = {"label": self.label, "classes": list(names), "scale": scale}
         return Rows(
             f"table {table.name}",
-            x_NF[chosen_N],
-            label_N[chosen_N],
+            x_NF[is_selected_N],
+            label_N[is_selected_N],
             names,
             self._scale,
             self._features.to_json() | encoding,
@@ -340,7 +340,7 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
 def _check_resolution(
     table: Columns, label: Sequence[str], number_NK: Column, deviation_K: Column
 ) -> None:
-    """Raise DataError if float32, in which labels are compared, has no room for their spread."""
+    """Raise DataError if the labels vary by less than a few steps of float32."""
     largest_K = np.abs(number_NK).max(0)
     is_constant_K = number_NK.max(0) == number_NK.min(0)
     step_K = np.spacing(largest_K.astype(np.float32)).astype(np.float64)
@@ -356,7 +356,7 @@ def _check_resolution(
 
 
 class TableMixture(Mixture):
-    """The rows of all parts in memory, with the attributes of `Rows`."""
+    """A mixture of tables in memory, with the attributes of `Rows`."""
 
     has_rows = True
 
@@ -374,23 +374,24 @@ class TableMixture(Mixture):
         for number, part in enumerate(self._rows):
             is_part_B = part_B == number
             for key, values in part.read_rows(index_B[is_part_B] - self._first_S[number]).items():
-                empty = np.empty((len(index_B), *values.shape[1:]), values.dtype)
-                batch.setdefault(key, empty)[is_part_B] = values
+                stacked = np.empty((len(index_B), *values.shape[1:]), values.dtype)
+                batch.setdefault(key, stacked)[is_part_B] = values
         return batch
 
 
-class _Part(NamedTuple):
-    """A part of a mixture: its table, its held-out rows, and its separate evaluation files."""
+class _TablePart(NamedTuple):
+    """A part of a mixture."""
 
     block: Table
     table: Columns
     is_held_out_N: npt.NDArray[np.bool_]
-    paths: list[str]
+    # Files of the evaluation; empty if it has no files of its own.
+    eval_paths: list[str]
     notes: list[str]
 
 
 def open_mixture(data: MixtureBlock, split: Split, spec: TrainSpec) -> TableMixture | None:
-    """Open the rows of a split of all parts. Raises DataError naming part or file, row, column."""
+    """Open the rows of a split of all parts. Raises DataError naming the part, or file and row."""
     marks: Marks = ()
     for name, block in data.part_sources().items():
         if isinstance(block, Table):
@@ -399,14 +400,14 @@ def open_mixture(data: MixtureBlock, split: Split, spec: TrainSpec) -> TableMixt
     return _open_mixture_splits(data.model_dump_json(), spec.loss.target, marks)[split]
 
 
-# The trainer opens both splits, and the task reads the shape.
+# The trainer opens each split and the task reads the number of features, from one reading of files.
 @functools.lru_cache(maxsize=2)
 def _open_mixture_splits(
     block: str, target: Target, marks: Marks
 ) -> dict[Split, TableMixture | None]:
     data = MixtureBlock.model_validate_json(block)
     weights = {name: part.weight for name, part in data.parts.items()}
-    parts: dict[str, _Part] = {}
+    parts: dict[str, _TablePart] = {}
     for name, table_block in data.part_sources().items():
         if isinstance(table_block, Table):
             with report_part(name):
@@ -428,8 +429,8 @@ def _open_mixture_splits(
     for name, part in parts.items():
         if weights[name]:
             train[name] = encoder.select_rows(part.table, ~part.is_held_out_N)
-        if part.paths:
-            eval_table = files.read_tables(part.paths, encoder.text_columns)
+        if part.eval_paths:
+            eval_table = files.read_tables(part.eval_paths, encoder.text_columns)
             table = _name_classes(eval_table, encoder.label, target)
             held_out[name] = encoder.select_rows(table, np.ones(len(table), bool))
         elif part.is_held_out_N.any():
@@ -444,17 +445,17 @@ def _open_mixture_splits(
     return {"train": train_mixture, "eval": held_out_mixture}
 
 
-def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
-    """Open a part. One without training is evaluated on its held-out files, or else on all."""
+def _open_part(block: Table, target: Target, *, is_trained: bool) -> _TablePart:
+    """Open a part. A part that is not trained on is evaluated on its eval files, or else on all."""
     table_paths, has_splits = files.find_tables(block.path, "train", "path")
     paths = held_out_paths(block, has_splits)
     table = files.read_tables(table_paths)
     table = _name_classes(table, TableEncoder(block, table, target).label, target)
     if not is_trained:
-        return _Part(block, table, np.ones(len(table), bool), paths or table_paths, [])
+        return _TablePart(block, table, np.ones(len(table), bool), paths or table_paths, [])
     encoder = TableEncoder(block, table, target)
-    is_held_out_N = encoder.choose_held_out(table, bool(paths))
-    return _Part(block, table, is_held_out_N, paths, encoder.notes)
+    is_held_out_N = encoder.choose_held_out(table, has_eval_files=bool(paths))
+    return _TablePart(block, table, is_held_out_N, paths, encoder.notes)
 
 
 def _name_classes(table: Columns, label: list[str], target: Target) -> Columns:
@@ -471,7 +472,7 @@ def _name_classes(table: Columns, label: list[str], target: Target) -> Columns:
     return dataclasses.replace(table, values=values, classes=classes)
 
 
-def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
+def _check_columns(parts: Mapping[str, _TablePart]) -> list[str]:
     """Return the columns to read, including the label. Raises DataError if parts differ."""
     first_name, first = next(iter(parts.items()))
     names: dict[str, None] = {}
@@ -493,7 +494,7 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
     return [*names]
 
 
-def _check_classes(parts: Mapping[str, _Part], target: Target) -> list[str | int] | None:
+def _check_classes(parts: Mapping[str, _TablePart], target: Target) -> list[str | int] | None:
     if target != "class":
         return None
     part_classes = {

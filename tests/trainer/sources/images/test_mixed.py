@@ -92,7 +92,7 @@ def test_parts_keep_their_order_weight_and_common_class_numbers(root: Path) -> N
         "hub": [made_images.encode_image(name, 20 + at) for name, at in made_images.make_pairs()],
         "packed": [made_images.encode_image(name, at) for name, at in made_images.make_pairs()],
     }
-    index_P = mixture.example_indexes(0, 1000, seed=SEED, shuffle=True)
+    index_P = mixture.example_indices(0, 1000, seed=SEED, shuffle=True)
     observed = dict.fromkeys(SHARES, 0)
     for position, index in enumerate(index_P.tolist()):
         name = next(name for name, numbers in mixture.evaluated_parts.items() if index in numbers)

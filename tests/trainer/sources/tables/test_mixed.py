@@ -99,7 +99,7 @@ def test_rows_are_scaled_by_all_parts_on_any_number_of_processes(root: Path) -> 
     index_B = np.array([10, 0, len(train) - 1, 3])
     for key, array in train.read_rows(index_B).items():
         assert np.array_equal(array, np.stack([train[index][key] for index in index_B]))
-    counted = train.example_indexes(0, 400, seed=3, shuffle=True) < len(stored)
+    counted = train.example_indices(0, 400, seed=3, shuffle=True) < len(stored)
     assert all(abs(counted[:n].sum() - n * 0.75) <= 1 for n in range(1, 401))
     once = read_batches(task, train, 1)
     assert read_batches(task, train, 2) == once
