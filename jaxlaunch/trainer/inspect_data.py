@@ -268,12 +268,12 @@ def inspect_table(
         "columns": columns,
         "duplicates": {"count": len(table) - len(distinct_rows), "first": []},
         "data": block,
-        "model": {"classes": outputs, **_limit_width(columns[name] for name in usable)},
+        "model": {"classes": outputs, **_propose_width(columns[name] for name in usable)},
         "loss": {"target": target},
     }
 
 
-def _limit_width(columns: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _propose_width(columns: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return a smaller width for the MLP if its first layer would have too many weights."""
     inputs = sum(
         column["different"] if column["kind"] == "texts" else math.prod(column.get("shape", ()))

@@ -1,4 +1,4 @@
-"""The interface of a task, which users' code implements, and the checks of its results."""
+"""The interface of a task, which user code implements, and the checks of what it returns."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Evaluator:
         return any(part is not None for part in (self.batches, self._samples, self._pictures))
 
     def first_batch(self) -> BatchLike | None:
-        """Return the first batch on the devices. Raises SpecError if it has no watched metric."""
+        """Return the first batch on the devices. Raises SpecError if it lacks a watched metric."""
         if self.batches is None:
             return None
         with contextlib.closing(self.batches.iterate(self._step.put_batch)) as batches:
@@ -139,7 +139,7 @@ class Evaluator:
         return {**means.compute_means(), **self._baselines}
 
     def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
-        """Return a sample of each prompt of train.eval.samples; report what the task shows."""
+        """Return a sample of each prompt of train.eval.samples, and report the task's pictures."""
         if self._pictures is not None:
             self._pictures.report(state)
         return () if self._samples is None else self._samples.take_samples(state.evaluated_params())
@@ -169,7 +169,9 @@ class BuiltInTraining(Training[TrainState]):
         sources = {"train": train_set} | ({} if eval_set is None else {"eval": eval_set})
         # Hosts must read the same files. The fingerprint of a user's own source may differ between
         # hosts.
-        built_in = {split: source for split, source in sources.items() if not source.is_of_user}
+        built_in = {
+            split: source for split, source in sources.items() if not source.is_user_defined
+        }
         check_same_data({split: source.fingerprint() for split, source in built_in.items()})
         for source in sources.values():
             for source_note in source.notes:
@@ -316,7 +318,7 @@ class BuiltInTraining(Training[TrainState]):
             self._compilation = threads.submit(self._compile_steps, train, held_out)
 
     def compile(self, start: int) -> float | None:
-        """Compile all steps for first batches. Return the FLOPs of a train step."""
+        """Compile all steps, which reads the first batches, and return the FLOPs of one step."""
         self.progress.report_phase("data", start)
         train = {
             count: self.step.put_batch(self.pipeline.read_batch(start, count))
@@ -391,7 +393,7 @@ class BuiltInTraining(Training[TrainState]):
         return self._evaluator.evaluate(state, between, self.note)
 
     def sample_prompts(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
-        """Return a sample of each prompt of train.eval.samples; report what the task shows."""
+        """Return a sample of each prompt of train.eval.samples, and report the task's pictures."""
         return self._evaluator.sample(state)
 
 

@@ -1,1 +1,1 @@
-"""Access to object stores."""
+"""Access to object stores such as gs:// and s3://."""

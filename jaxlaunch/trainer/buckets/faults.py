@@ -91,15 +91,15 @@ def is_full(error: BaseException) -> bool:
 
 def read_error(subject: str, error: BaseException) -> DataError | StorageError:
     """Return the error that ends a run if `error` was raised while the subject was read."""
-    return error_kind(error)(f"{subject}: {type(error).__name__}: {error}")
+    return error_class(error)(f"{subject}: {type(error).__name__}: {error}")
 
 
-def error_kind(error: BaseException) -> type[DataError] | type[StorageError]:
+def error_class(error: BaseException) -> type[DataError] | type[StorageError]:
     """Return StorageError if storage failed, and DataError otherwise."""
-    return StorageError if is_storage(error) else DataError
+    return StorageError if is_storage_failure(error) else DataError
 
 
-def is_storage(error: BaseException) -> bool:
+def is_storage_failure(error: BaseException) -> bool:
     """Return whether a disk or a network failed, so that another attempt may succeed.
 
     If `error` itself is inconclusive, the exceptions that it was raised from or during decide.
@@ -138,7 +138,7 @@ def is_refusal(error: BaseException) -> bool:
 
     Examples are a missing permission, missing credentials, and a missing bucket.
     """
-    return is_from_store(error) and not is_storage(error)
+    return is_from_store(error) and not is_storage_failure(error)
 
 
 def _exception_chain(error: BaseException) -> Iterator[BaseException]:

@@ -278,7 +278,7 @@ def resize_box(
 def shift_image(image: Pixels, down: int, right: int) -> Pixels:
     """Shift the image by a number of pixels, which may be negative, and fill with zeros.
 
-    This equals a random crop of an image that is padded with zeros.
+    The result is a crop of the image padded with zeros.
     """
     height, width = image.shape[:2]
     shifted = np.zeros_like(image)

@@ -141,7 +141,7 @@ class Examples:
 
     @property
     def note(self) -> str | None:
-        """Why examples are read one at a time, and how to change that, or None."""
+        """The reason why examples are read one at a time, with a hint, or None."""
         if not self._is_seeded or self._source.workers:
             return None
         return (

@@ -97,7 +97,7 @@ class DataSource(Source):
             open the source.
         opener: Name of the function that opens the source, `module:function`, and its arguments.
         has_rows: Whether `read_rows` is implemented.
-        is_of_user: Whether a user has written the class of the source.
+        is_user_defined: Whether a user has written the class of the source.
         place: Where a user's dataset is defined, such as "data.py:12".
         notes: Sentences that a run prints about the data when it starts.
     """
@@ -107,7 +107,7 @@ class DataSource(Source):
     workers: int = 0
     opener: tuple[str, tuple[Any, ...]]
     has_rows: bool = False
-    is_of_user: bool = False
+    is_user_defined: bool = False
     place: str = ""
     notes: Sequence[str] = ()
 
@@ -170,7 +170,7 @@ class DerivedSource(DataSource):
 
 
 @runtime_checkable
-class _WithSourceMethods(Protocol):
+class _SourceMethods(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> dict[str, Any]: ...
@@ -181,9 +181,9 @@ class _WithSourceMethods(Protocol):
 class _UserSource(DataSource):
     """Adapter of a user's source, whose examples may be random."""
 
-    may_draw = is_of_user = True
+    may_draw = is_user_defined = True
 
-    def __init__(self, source: _WithSourceMethods) -> None:
+    def __init__(self, source: _SourceMethods) -> None:
         # A source that does not inherit from Source may lack `name` and `is_light`.
         self._source, self.name = source, str(getattr(source, "name", "") or type(source).__name__)
         self.is_light = bool(getattr(source, "is_light", False))
@@ -208,7 +208,7 @@ class _UserSource(DataSource):
 
 def is_source(value: object) -> TypeGuard[Source]:
     """Return whether an object has the methods of a source, inherited or not."""
-    return isinstance(value, _WithSourceMethods)
+    return isinstance(value, _SourceMethods)
 
 
 def as_data_source(source: Source) -> DataSource:

@@ -50,7 +50,7 @@ class SplitPart(NamedTuple):
     index_K: npt.NDArray[np.int64]
     label: str
 
-    def pick(self, number: int) -> int:
+    def whole_index(self, number: int) -> int:
         """Return the index in the whole set of an item of the split."""
         return int(self.index_K[number])
 
@@ -236,7 +236,7 @@ def split_part(
     return SplitPart(np.flatnonzero(~is_held_out_N), f"all but {label}")
 
 
-def require_both(is_held_out_N: Mask, share: float, unit: str) -> None:
+def check_both_splits(is_held_out_N: Mask, share: float, unit: str) -> None:
     """Raise DataError if one split has no items. The message calls them `unit`."""
     count = len(is_held_out_N)
     if share and (is_held_out_N.all() or not is_held_out_N.any()):
@@ -248,7 +248,7 @@ def require_both(is_held_out_N: Mask, share: float, unit: str) -> None:
         )
 
 
-def divided_note(key_N: Keys, is_held_out_N: Mask) -> list[str]:
+def divided_copies_notes(key_N: Keys, is_held_out_N: Mask) -> list[str]:
     """Return a warning if copies of an item are in both splits."""
     divided = np.intersect1d(key_N[is_held_out_N], key_N[~is_held_out_N])
     if not len(divided):
@@ -260,7 +260,7 @@ def divided_note(key_N: Keys, is_held_out_N: Mask) -> list[str]:
     ]
 
 
-def lost_class_notes(
+def missing_class_notes(
     train_N: npt.NDArray[Any],
     held_out_N: npt.NDArray[Any] | None,
     names: Sequence[str],

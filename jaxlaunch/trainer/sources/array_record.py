@@ -57,7 +57,7 @@ def _open_records(data: ArrayRecord, split: Split) -> DataSource | None:
         splits.name_files(files.as_list(data.path), all_records.paths)
     )
     is_held_out_N = splits.choose_held_out(key_N, data.eval_split, data.split_seed)
-    splits.require_both(is_held_out_N, data.eval_split, "records")
+    splits.check_both_splits(is_held_out_N, data.eval_split, "records")
     part = splits.split_part(is_held_out_N, split, share=data.eval_split, seed=data.split_seed)
     return _RecordSplit(all_records, part)
 
@@ -83,7 +83,7 @@ class Records(DataSource):
         except Exception as error:
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
             location = f"example {index}, record {record_index} of {self.paths[file_index]}"
-            raise faults.error_kind(error)(f"{location}, cannot be read: {error}") from error
+            raise faults.error_class(error)(f"{location}, cannot be read: {error}") from error
 
     def identify_records(self, names: Sequence[str]) -> splits.Keys:
         """Return the hash of each record's file name and position. `names` are those of the files.
@@ -118,7 +118,7 @@ class _RecordSplit(DerivedSource):
         return len(self._part.index_K)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._source[self._part.pick(index)]
+        return self._source[self._part.whole_index(index)]
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the files and the label of the split."""

@@ -93,7 +93,7 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
         paths = [path for path, _, _ in pieces]
         key_N = splits.file_keys(splits.name_files(files.as_list(data.path), paths), paths)
         is_held_out_N = splits.choose_held_out(key_N, data.eval_split, data.split_seed)
-        splits.require_both(is_held_out_N, data.eval_split, "files")
+        splits.check_both_splits(is_held_out_N, data.eval_split, "files")
         is_in_split_N = is_held_out_N == (split == "eval")
         pieces = list(itertools.compress(pieces, is_in_split_N))
     try:

@@ -168,7 +168,7 @@ def _prepare_builder(builder: Any, name: str, folder: str) -> None:
             builder.download_and_prepare(file_format=FILE_FORMAT)
     except Exception as error:
         # The code of any builder runs here.
-        raise faults.error_kind(error)(
+        raise faults.error_class(error)(
             f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: "
             f"{error}); prepare it where that works and set data.data_dir to its folder"
         ) from error

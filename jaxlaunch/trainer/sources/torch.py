@@ -41,7 +41,7 @@ def open_dataset(
         path: Name of the object, or of the class or function.
         args: Arguments with which the class or function is called.
         shuffle: Whether the job shuffles the examples.
-        workers: Number of processes that read the dataset; None for that of the DataLoader.
+        workers: Number of processes that read the dataset; None for the workers of the DataLoader.
 
     Raises SpecError for other objects, and for an iterable dataset with shuffling or workers.
     """

@@ -244,7 +244,7 @@ def read_documents(
     def make_with_identity(values: Values) -> Document:
         if group is None:
             return make(values)._replace(identity=splits.hash_value(values[field]))
-        identity, values = take_group(values, group, (field, *optional_fields))
+        identity, values = split_group(values, group, (field, *optional_fields))
         return make(values)._replace(identity=identity)
 
     names = (*optional_fields, group) if group else optional_fields
@@ -252,7 +252,7 @@ def read_documents(
         yield document._replace(replaced=document.replaced + replaced)
 
 
-def take_group(values: Values, group: str, read_fields: Sequence[str]) -> tuple[int, Values]:
+def split_group(values: Values, group: str, read_fields: Sequence[str]) -> tuple[int, Values]:
     """Return the hash of a row's group, and the row without it, unless it is one of `read_fields`.
 
     Raises UnfitRowError if the row has no group.

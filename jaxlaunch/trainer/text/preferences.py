@@ -111,7 +111,7 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
         identity += f", template {chats.load_chats(data.tokenizer).digest}"
     pairs = Pairs(tokenized, pair_indices, length, identity)
     if split == "eval" and share and data.group is None:
-        pairs.notes = splits.divided_note(tokenized.key_P, is_held_out_P)
+        pairs.notes = splits.divided_copies_notes(tokenized.key_P, is_held_out_P)
     return pairs
 
 
@@ -277,7 +277,7 @@ def _read_pairs(
     def make_pair(values: Values) -> tuple[Pair, int]:
         key = splits.hash_value([values.get(field) for field in (CHOSEN, *ROW_FIELDS)])
         if group is not None:
-            key, values = documents.take_group(values, group, (CHOSEN, *ROW_FIELDS))
+            key, values = documents.split_group(values, group, (CHOSEN, *ROW_FIELDS))
         return parse_pair(partial(chats.load_chats, name), values), key
 
     parts = list(itertools.chain.from_iterable(documents.split_units(paths)))

@@ -275,10 +275,6 @@ class Events(BuiltInTracker):
         """Write an event."""
         self._board.write(step, values)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._board.close()
-
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Write the samples as one text."""
         self._board.write_text(step, "samples", "\n\n".join(map(_format_sample, samples)))
@@ -286,6 +282,10 @@ class Events(BuiltInTracker):
     def describe_place(self) -> Place:
         """Return the command that shows the run."""
         return Place("command", f"tensorboard --logdir {shlex.quote(self._folder)}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._board.close()
 
 
 BUILT_IN: Mapping[str, Callable[[Run], BuiltInTracker]] = {
@@ -300,7 +300,7 @@ def open_tracker(name: str, run: Run) -> Tracker:
     """Return the tracker of this name, or the user's class `module:Name`."""
     if name in BUILT_IN:
         return BUILT_IN[name](run)
-    # The import is late because it pulls in other modules.
+    # Only a tracker of the user needs this module, which imports other modules.
     from jaxlaunch.trainer import user_code
 
     tracker: Tracker = user_code.load_object(name)(run)

@@ -74,7 +74,7 @@ def boto_error(status: int, code: str = "said") -> Exception:
     ids=repr,
 )
 def test_network_or_disk_failure_is_a_storage_error(error: Exception) -> None:
-    assert faults.is_storage(error)
+    assert faults.is_storage_failure(error)
     result = faults.read_error("example 3 cannot be read", error)
     assert isinstance(result, StorageError)
     assert str(result).startswith(f"example 3 cannot be read: {type(error).__name__}")
@@ -100,7 +100,7 @@ def test_network_or_disk_failure_is_a_storage_error(error: Exception) -> None:
     ids=repr,
 )
 def test_permanent_failure_is_a_data_error(error: Exception) -> None:
-    assert not faults.is_storage(error)
+    assert not faults.is_storage_failure(error)
     assert isinstance(faults.read_error("example 3 cannot be read", error), DataError)
 
 
@@ -120,11 +120,11 @@ def test_permanent_failure_is_a_data_error(error: Exception) -> None:
     ids=repr,
 )
 def test_permission_lost_during_training_is_a_storage_error(refusal: Exception) -> None:
-    assert not faults.is_storage(refusal)
+    assert not faults.is_storage_failure(refusal)
     with faults.mark_training():
         with faults.mark_training():
-            assert faults.is_storage(refusal) and not faults.is_refusal(refusal)
-            assert not faults.is_storage(FileNotFoundError(2, "gone"))
-            assert not faults.is_storage(http_error(404))
+            assert faults.is_storage_failure(refusal) and not faults.is_refusal(refusal)
+            assert not faults.is_storage_failure(FileNotFoundError(2, "gone"))
+            assert not faults.is_storage_failure(http_error(404))
         assert faults.has_trained()
-    assert not faults.has_trained() and not faults.is_storage(refusal)
+    assert not faults.has_trained() and not faults.is_storage_failure(refusal)

@@ -282,7 +282,7 @@ def test_user_source_is_adapted_with_or_without_the_base_class() -> None:
     assert (inherited.is_light, values.is_light) == (False, True)
     assert (inherited.takes_rng, values.takes_rng) == (False, True)
     assert all(
-        source.may_draw and source.is_of_user and not source.workers
+        source.may_draw and source.is_user_defined and not source.workers
         for source in (inherited, values)
     )
     assert as_data_source(values) is values

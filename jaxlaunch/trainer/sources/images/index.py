@@ -34,7 +34,7 @@ from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImage
 
 # Version of the cached index. Increase it when an index is built differently.
 VERSION = 1
-# Number of images in the digest of an index.
+# Number of images in the digest of an index, and number of bytes of each.
 DIGEST_SAMPLES = 64
 SAMPLE_BYTES = 4096
 # Number of names in a message.

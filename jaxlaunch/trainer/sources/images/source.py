@@ -52,8 +52,8 @@ def open_source(data: Images, split: Split, spec: TrainSpec | None = None) -> Im
         is_held_out_N = splits.choose_held_out(
             full_index.key_N, share, seed, train_N, has_groups=has_groups
         )
-        splits.require_both(is_held_out_N, share, "images")
-        notes = [] if has_groups else splits.divided_note(full_index.key_N, is_held_out_N)
+        splits.check_both_splits(is_held_out_N, share, "images")
+        notes = [] if has_groups else splits.divided_copies_notes(full_index.key_N, is_held_out_N)
         part = splits.split_part(is_held_out_N, split, share=share, seed=seed, group=data.group)
         source = ImageSource(data, split, full_index, part)
         train_N, held_out_N = train_N[~is_held_out_N], train_N[is_held_out_N]
@@ -67,7 +67,7 @@ def open_source(data: Images, split: Split, spec: TrainSpec | None = None) -> Im
         return source
     if split == "eval" or held_out_N is None:
         classes = len(full_index.classes) or int(full_index.label_N.max(initial=-1)) + 1
-        lost = splits.lost_class_notes(train_N, held_out_N, full_index.classes, classes)
+        lost = splits.missing_class_notes(train_N, held_out_N, full_index.classes, classes)
         source.notes = [*notes, *lost]
     return source
 
@@ -143,7 +143,7 @@ class ImageSource(DataSource):
         return len(self._part.index_K)
 
     def __getitem__(self, number: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        image = self._part.pick(number)
+        image = self._part.whole_index(number)
         try:
             picture = Picture(self.index.read_image(image), self._data.channels)
             pixels = self._transform(picture, rng)
@@ -155,7 +155,7 @@ class ImageSource(DataSource):
 
     def locate_example(self, number: int) -> str:
         """Return the file of an example and the place in it."""
-        return self.index.locate_image(self._part.pick(number))
+        return self.index.locate_image(self._part.whole_index(number))
 
     def fingerprint(self) -> str:
         """Return the numbers of images and classes, and a digest of names, labels and samples."""

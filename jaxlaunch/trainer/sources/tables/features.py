@@ -210,7 +210,7 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
     if not text_rows:
         return np.array(numbers, np.float64)[:, None]
     count = sum(number is not None and np.isfinite(number) for number in numbers)
-    # A column with more texts than numbers is one of texts.
+    # A column with at least as many texts as numbers is a column of texts.
     if count <= len(text_rows):
         return None
     raise DataError(

@@ -227,9 +227,9 @@ class TableEncoder:
             has_groups=data.group is not None,
             max_copies=MAX_COPIES,
         )
-        splits.require_both(is_held_out_N, data.eval_split, "rows")
+        splits.check_both_splits(is_held_out_N, data.eval_split, "rows")
         if data.group is None:
-            self.notes += splits.divided_note(key_N, is_held_out_N)
+            self.notes += splits.divided_copies_notes(key_N, is_held_out_N)
         return is_held_out_N
 
     def note_classes(self, train: Sequence[Rows], held_out: Sequence[Rows]) -> list[str]:
@@ -244,7 +244,9 @@ class TableEncoder:
             for parts in (train, held_out)
         )
         names = [*map(str, self._classes or ())]
-        lost = splits.lost_class_notes(label_N, held_out_N if held_out else None, names, len(names))
+        lost = splits.missing_class_notes(
+            label_N, held_out_N if held_out else None, names, len(names)
+        )
         return [*self.notes, *lost]
 
     def fit(self, table: Columns, is_train_N: npt.NDArray[np.bool_]) -> None:
