@@ -161,19 +161,8 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_cache(spec)
         if spec.compile_cache == AUTO:
             compile_cache.install_cache(context.run_folder, self.note)
-        task_sources = {split: task.source(spec, split) for split in SPLITS}
-        with user_code.append_place(type(task).source):
-            train_set, eval_set = (checked_source(spec, task_sources[split]) for split in SPLITS)
-        if train_set is None:
-            raise SpecError(f"{spec.task} has no training data")
-        sources = {"train": train_set} | ({} if eval_set is None else {"eval": eval_set})
-        # Hosts must read the same files. The fingerprint of a user's own source may differ between
-        # hosts.
-        built_in = {
-            split: source for split, source in sources.items() if not source.is_user_defined
-        }
-        check_same_data({split: source.fingerprint() for split, source in built_in.items()})
-        for source in sources.values():
+        train_set, eval_set = _open_sources(spec, task)
+        for source in filter(None, (train_set, eval_set)):
             for source_note in source.notes:
                 self.note(f"train.data: {source_note}")
         devices = mesh.build_mesh(spec.mesh, note=self.note)
@@ -395,6 +384,23 @@ class BuiltInTraining(Training[TrainState]):
     def sample_prompts(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
         """Return a sample of each prompt of train.eval.samples, and report the task's pictures."""
         return self._evaluator.sample(state)
+
+
+def _open_sources(spec: TrainSpec, task: Task) -> tuple[DataSource, DataSource | None]:
+    """Open the training set and the held-out set, which is None if the task has none.
+
+    Raises SpecError if there is no training data, and DataError if hosts read different files.
+    """
+    task_sources = [task.source(spec, split) for split in SPLITS]
+    with user_code.append_place(type(task).source):
+        train_set, eval_set = (checked_source(spec, source) for source in task_sources)
+    if train_set is None:
+        raise SpecError(f"{spec.task} has no training data")
+    sources = {"train": train_set} | ({} if eval_set is None else {"eval": eval_set})
+    # The fingerprint of a user's own source may differ between hosts.
+    built_in = {split: source for split, source in sources.items() if not source.is_user_defined}
+    check_same_data({split: source.fingerprint() for split, source in built_in.items()})
+    return train_set, eval_set
 
 
 def resume_conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:

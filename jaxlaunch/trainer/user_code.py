@@ -33,7 +33,7 @@ def load_object(path: str) -> Any:
     except SystemExit as error:
         raise SpecError(
             f"{path}: importing {module_name} ended the process, by {error!r} in "
-            f"{raised_at(error) or module_name}; "
+            f"{error_place(error) or module_name}; "
             "what a script does belongs below `if __name__ == '__main__':`"
         ) from error
     except Exception as error:
@@ -120,13 +120,13 @@ def describe_function(function: Any) -> str:
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {name}"
 
 
-def raised_at(error: BaseException) -> str:
+def error_place(error: BaseException) -> str:
     """Return the last frame of an error in user code, such as `stripes.py:14 in loss`, or ""."""
     return describe_error(error)[1]
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Return the message of an error in one line, and its place as `raised_at` does.
+    """Return the message of an error in one line, and its place as `error_place` does.
 
     An error in a callback of a compiled step arrives as a JAX error whose message contains the
     traceback.

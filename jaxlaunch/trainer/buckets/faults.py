@@ -59,7 +59,7 @@ def retry_storage(operation: Callable[[], T]) -> T:
         except StorageError as error:
             first_error = first_error or error
             left_s = deadline - time.monotonic()
-            if is_full(error) or left_s <= 0:
+            if is_disk_full(error) or left_s <= 0:
                 raise first_error from first_error.__cause__
             pause_s = min(pause_s, left_s)
         print(f"{first_error}; trying again in {pause_s:.0f} s", flush=True)
@@ -84,7 +84,7 @@ def has_trained() -> bool:
     return contract.SAVED in os.environ
 
 
-def is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether the message of an error says that a disk is full."""
     return any(os.strerror(number) in str(error) for number in FULL_DISK_ERRNOS)
 

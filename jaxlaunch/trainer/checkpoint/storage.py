@@ -55,7 +55,7 @@ def storage_error(action: str, error: Exception) -> StorageError:
     if not message:
         return StorageError(f"{action} failed: {first_line(error)}")
     hint = ""
-    if faults.is_full(OSError(message)):
+    if faults.is_disk_full(OSError(message)):
         hint = "; free space there, or lower train.checkpoint.keep"
     return StorageError(f"{message}: {action} failed{hint}")
 

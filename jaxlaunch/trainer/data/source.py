@@ -234,7 +234,7 @@ def unreadable_example_error(
     The message ends with the line of user code that raised `error`, or else with `place`, whose
     default is the definition of the dataset.
     """
-    location = user_code.raised_at(error)
+    location = user_code.error_place(error)
     suffix = f" ({location})" if location else place or describe_definition(source)
     read_error = faults.read_error(f"{source_name(source)}: example {index} cannot be read", error)
     return type(read_error)(f"{read_error}{suffix}")

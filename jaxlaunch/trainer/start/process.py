@@ -29,7 +29,7 @@ from jaxlaunch.trainer.spec import (
 )
 from jaxlaunch.trainer.start import compile_cache, distributed
 from jaxlaunch.trainer.task import Task, make_task, task_class
-from jaxlaunch.trainer.user_code import load_object, raised_at
+from jaxlaunch.trainer.user_code import error_place, load_object
 
 
 def print_result(compute: Callable[[], Mapping[str, Any]]) -> int:
@@ -137,9 +137,9 @@ def describe_exit(error: BaseException) -> str:
     """Describe a call of sys.exit, which has no message; return "" for any other error."""
     if not isinstance(error, SystemExit):
         return ""
-    location = raised_at(error)
-    suffix = f" ({location})" if location else ""
-    return f"sys.exit({error.code!r}){suffix} ends no run; raise an error to end it"
+    location = error_place(error)
+    place = f" ({location})" if location else ""
+    return f"sys.exit({error.code!r}){place} ends no run; raise an error to end it"
 
 
 def requested_exit_code(error: BaseException) -> int | None:

@@ -213,7 +213,7 @@ def name_user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any)
     except TrainerError:
         raise
     except Exception as error:
-        location = user_code.raised_at(error)
+        location = user_code.error_place(error)
         if location:
             arrays = ", ".join(f"{key} {_describe_array(value)}" for key, value in batch.items())
             raise SpecError(

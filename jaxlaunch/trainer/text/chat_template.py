@@ -114,7 +114,7 @@ class Template:
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
         self._source, self._tokens = source, tokens
         self._tag, self._template = _compile_source(source, has_marks=False)
-        self.has_marks = self._tag.is_used
+        self.has_generation_tag = self._tag.is_used
 
     def render(
         self,

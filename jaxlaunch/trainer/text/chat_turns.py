@@ -103,7 +103,7 @@ class Turns:
         text, sections = row.render_sections(messages)
         self.sections = self._extend_last_turn(sections) if text == self.text else []
         self.spans_by_message: dict[int | None, Spans] = {}
-        if row.template.has_marks:
+        if row.template.has_generation_tag:
             for span in rendering.spans:
                 owner = self._message_at(span[0])
                 self.spans_by_message[owner] = (*self.spans_by_message.get(owner, ()), span)
