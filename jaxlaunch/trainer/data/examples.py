@@ -169,9 +169,9 @@ class Examples:
         if not faults:
             return None
         (row, value), key = min(faults, key=lambda item: item[0][0])
-        place = f"example {index_B[row]}, at position {position_B[row]}"
+        description = f"example {index_B[row]}, at position {position_B[row]}"
         suffix = self._describe_location()
-        return f"{source_name(self._source)}: {place}, has {key} {value}{suffix}"
+        return f"{source_name(self._source)}: {description}, has {key} {value}{suffix}"
 
     def _read_batch(self, index_B: Indices, position_B: Indices) -> Batch:
         if self._batch_function is not None:

@@ -50,9 +50,9 @@ class SplitPart(NamedTuple):
     index_K: npt.NDArray[np.int64]
     label: str
 
-    def whole_index(self, number: int) -> int:
-        """Return the index in the whole set of an item of the split."""
-        return int(self.index_K[number])
+    def whole_index(self, index: int) -> int:
+        """Return the index in the whole set of item `index` of the split."""
+        return int(self.index_K[index])
 
 
 def hash_bytes(data: bytes) -> int:

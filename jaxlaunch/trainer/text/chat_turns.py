@@ -215,13 +215,13 @@ def _match_prompt(turn: str, prompt: str, words_start: int) -> int:
     """
     if not prompt:
         return 0
-    place = turn.find(prompt)
-    if 0 <= place <= words_start - len(prompt):
-        return place + len(prompt)
+    position = turn.find(prompt)
+    if 0 <= position <= words_start - len(prompt):
+        return position + len(prompt)
     common = os.path.commonprefix([turn, prompt])
     ends = [match.end() for match in _HEADER_PART_END.finditer(common)]
     last_part = _LAST_PART.search(prompt)
     if common and last_part is not None:
-        place = turn.find(last_part.group(), ends[-1] if ends else 0, words_start)
-        ends += [place + len(last_part.group())] if place >= 0 else []
+        position = turn.find(last_part.group(), ends[-1] if ends else 0, words_start)
+        ends += [position + len(last_part.group())] if position >= 0 else []
     return ends[-1] if ends else 0

@@ -169,8 +169,8 @@ def _digest_contents(
     with contextlib.suppress(OSError, ValueError, TypeError):
         # If the file does not exist or is truncated, all files are hashed again.
         digests = {
-            name: (int(size), int(at), str(digest))
-            for name, (size, at, digest) in json.loads(cache_path.read_text())
+            name: (int(size), int(mtime_ns), str(digest))
+            for name, (size, mtime_ns, digest) in json.loads(cache_path.read_text())
         }
     digests |= _process_digests
     marks = {}

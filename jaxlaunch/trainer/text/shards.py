@@ -175,12 +175,12 @@ def read_bucket(
         _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER_NUMBERS).tolist()
         table = HEADER_NUMBERS + lots * (buckets + 1)
         for lot in range(lots):
-            place = HEADER_NUMBERS + lot * (buckets + 1) + bucket
-            low, high = _read_numbers(index, place, 2).tolist()
+            position = HEADER_NUMBERS + lot * (buckets + 1) + bucket
+            low, high = _read_numbers(index, position, 2).tolist()
             if high == low:
                 continue
-            place, count = table + INDEX_COLUMNS * low, INDEX_COLUMNS * (high - low)
-            rows_D5 = _read_numbers(index, place, count).reshape(-1, INDEX_COLUMNS)
+            position, count = table + INDEX_COLUMNS * low, INDEX_COLUMNS * (high - low)
+            rows_D5 = _read_numbers(index, position, count).reshape(-1, INDEX_COLUMNS)
             lot_index = PartIndex.from_rows(rows_D5)
             first = int(lot_index.begin_D[0])
             last = int(lot_index.begin_D[-1] + lot_index.length_D[-1])

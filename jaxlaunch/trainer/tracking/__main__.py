@@ -124,31 +124,12 @@ def _send_rows(settings: Mapping[str, Any], lifecycle: _Lifecycle) -> None:
         name: _JournalReader(os.path.join(folder, file), may_merge=may_merge)
         for name, file in files.items()
     }
-    journals = list(files)
     is_last = False
     while True:
-        rows = [
-            (row.pop(STEP), journals.index(journal), row)
-            for journal, reader in readers.items()
-            for row in reader.read_rows(is_last=is_last)
-        ]
-        for step, index, row in sorted(rows, key=lambda item: item[:2]):
-            journal = journals[index]
+        for step, journal, row in _read_in_order(readers, is_last=is_last):
             if step <= state.sent.get(journal, -1) or lifecycle.is_late.is_set():
                 continue
-            if built_in is not None and journal == SAMPLES:
-                samples = [item for item in row.get("samples", ()) if isinstance(item, dict)]
-                if samples:
-                    built_in.log_samples(step, samples)
-            else:
-                row.pop("time", None)
-                # Trackers get the names of the TensorBoard events.
-                values = {
-                    f"{layout.JOURNAL_PREFIXES[journal]}/{name}": float(value)
-                    for name, value in row.items()
-                    if isinstance(value, int | float)
-                }
-                tracker.log(step, values)
+            _send_row(tracker, journal, step, row)
             state.record_step(journal, step)
         state.sync_file()
         if is_last:
@@ -159,6 +140,37 @@ def _send_rows(settings: Mapping[str, Any], lifecycle: _Lifecycle) -> None:
         )
         if may_merge and lifecycle.is_over.is_set():
             time.sleep(POLL_S)
+
+
+def _read_in_order(
+    readers: Mapping[str, _JournalReader], *, is_last: bool
+) -> list[tuple[int, str, dict[str, Any]]]:
+    """Return the step, the journal and the values of the new rows, in the order of the steps.
+
+    Rows of the same step are in the order of `readers`.
+    """
+    rows = [
+        (row.pop(STEP), journal, row)
+        for journal, reader in readers.items()
+        for row in reader.read_rows(is_last=is_last)
+    ]
+    return sorted(rows, key=lambda row: row[0])
+
+
+def _send_row(tracker: trackers.Tracker, journal: str, step: int, row: dict[str, Any]) -> None:
+    if journal == SAMPLES and isinstance(tracker, trackers.BuiltInTracker):
+        samples = [item for item in row.get("samples", ()) if isinstance(item, dict)]
+        if samples:
+            tracker.log_samples(step, samples)
+        return
+    row.pop("time", None)
+    # Trackers get the names of the TensorBoard events.
+    values = {
+        f"{layout.JOURNAL_PREFIXES[journal]}/{name}": float(value)
+        for name, value in row.items()
+        if isinstance(value, int | float)
+    }
+    tracker.log(step, values)
 
 
 def _name_project(settings: Mapping[str, Any]) -> str:

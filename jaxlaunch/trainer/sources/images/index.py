@@ -81,24 +81,24 @@ class Index:
     def __len__(self) -> int:
         return len(self.label_N)
 
-    def file_path(self, number: int) -> str:
-        """Return the path or URL of a file by its number."""
-        start = int(self.end_F[number - 1]) if number else 0
-        return join_path(self.root, os.fsdecode(self.names[start : int(self.end_F[number])]))
+    def file_path(self, file: int) -> str:
+        """Return the path or URL of file number `file`."""
+        start = int(self.end_F[file - 1]) if file else 0
+        return join_path(self.root, os.fsdecode(self.names[start : int(self.end_F[file])]))
 
     def locate_image(self, image: int) -> str:
         """Return the file of an image and the place in it, for a message."""
-        number = self._file_number(image)
-        file = printable_path(self.printed[number] if self.printed else self.file_path(number))
+        file = self._find_file(image)
+        path = printable_path(self.printed[file] if self.printed else self.file_path(file))
         if self.file_N is None or self.start_N is None:
-            return file
+            return path
         if self.row_N is not None:
-            return f"{file}, image {self.row_N[image]}"
-        return f"{file}, image {image - int(np.searchsorted(self.file_N, number)) + 1}"
+            return f"{path}, image {self.row_N[image]}"
+        return f"{path}, image {image - int(np.searchsorted(self.file_N, file)) + 1}"
 
     def read_image(self, image: int) -> bytes:
         """Read the bytes of an image. Raises OSError, StorageError, BrokenImageError."""
-        path = self.file_path(self._file_number(image))
+        path = self.file_path(self._find_file(image))
         if self.start_N is None or self.size_N is None:
             return read_file(path)
         return files.read_bytes(path, int(self.start_N[image]), int(self.size_N[image]))
@@ -133,7 +133,7 @@ class Index:
         """Return the arrays with these names, without those that are None."""
         return {key: array for key in keys if (array := getattr(self, key)) is not None}
 
-    def _file_number(self, image: int) -> int:
+    def _find_file(self, image: int) -> int:
         return image if self.file_N is None else int(self.file_N[image])
 
 

@@ -142,20 +142,22 @@ class ImageSource(DataSource):
     def __len__(self) -> int:
         return len(self._part.index_K)
 
-    def __getitem__(self, number: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        image = self._part.whole_index(number)
+    def __getitem__(
+        self, example_index: int, rng: np.random.Generator | None = None
+    ) -> dict[str, Any]:
+        image = self._part.whole_index(example_index)
         try:
             picture = Picture(self.index.read_image(image), self._data.channels)
             pixels = self._transform(picture, rng)
         except BrokenImageError as error:
-            location = f"example {number}, {self.index.locate_image(image)}"
+            location = f"example {example_index}, {self.index.locate_image(image)}"
             hint = "fix or remove it, or set data.on_broken: skip"
             raise DataError(f"{self.name}: {location}, {error}; {hint}") from None
         return {"image": pixels, "label": self.index.label_N[image]}
 
-    def locate_example(self, number: int) -> str:
+    def locate_example(self, example_index: int) -> str:
         """Return the file of an example and the place in it."""
-        return self.index.locate_image(self._part.whole_index(number))
+        return self.index.locate_image(self._part.whole_index(example_index))
 
     def fingerprint(self) -> str:
         """Return the numbers of images and classes, and a digest of names, labels and samples."""

@@ -401,8 +401,8 @@ def _check_quotes(path: str, local_copy: str, table: Any) -> None:
     for column in table.columns:
         is_text = pyarrow.types.is_string(column.type) and len(column) > 0
         if is_text and "\n" in (column[-1].as_py() or ""):
-            place = f"{printable_path(path)}, row {len(column)}"
-            raise DataError(f"{place}: a quote is opened and never closed")
+            location = f"{printable_path(path)}, row {len(column)}"
+            raise DataError(f"{location}: a quote is opened and never closed")
 
 
 def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
@@ -441,5 +441,5 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
 
 def _value_error(path: str, name: str, column: Any, is_wrong: Any, problem: str) -> DataError:
     row = is_wrong.to_pylist().index(True)
-    place = f"{printable_path(path)}, row {row + 1}"
-    return DataError(f"{place}: its {name!r} is {column[row].as_py()!r}, {problem}")
+    location = f"{printable_path(path)}, row {row + 1}"
+    return DataError(f"{location}: its {name!r} is {column[row].as_py()!r}, {problem}")
