@@ -30,7 +30,7 @@ from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chat_notes, chats, documents, recipe, tokenizer
-from jaxlaunch.trainer.text.chat_notes import NoteKind
+from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 from jaxlaunch.trainer.text.documents import Document, UnfitRowError, Values, describe_value
 from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
 
@@ -304,24 +304,26 @@ def _read_pairs(
                 texts += pair_encodings
                 keys.append(key)
     notes.pop((NoteKind.UNREAD_FIELD, group or ""), None)
-    sentences = chat_notes.describe_notes(notes)
-    reasons = {
-        "is longer than train.model.length + 1": too_long,
-        "leaves no token to predict": empty,
-    }
-    total = too_long + empty + len(texts) // 2
-    sentences += [
-        f"{count} of {total} pairs are left out, one of whose texts {reason}"
-        for reason, count in reasons.items()
-        if count
-    ]
-    for sentence in sentences:
-        print(f"preferences: {sentence}", file=sys.stderr)
+    _print_notes(notes, too_long, empty, total=too_long + empty + len(keys))
     ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
     is_target = np.concatenate([np.zeros(0, np.bool_), *(targets for _, targets in texts)])
     key_P = np.array(keys, np.uint64)
     return TokenizedPairs(tokens, is_target, ends, key_P, too_long, empty, has_chats)
+
+
+def _print_notes(notes: Notes, too_long: int, empty: int, *, total: int) -> None:
+    reasons = {
+        "is longer than train.model.length + 1": too_long,
+        "leaves no token to predict": empty,
+    }
+    left_out = [
+        f"{count} of {total} pairs are left out, one of whose texts {reason}"
+        for reason, count in reasons.items()
+        if count
+    ]
+    for sentence in [*chat_notes.describe_notes(notes), *left_out]:
+        print(f"preferences: {sentence}", file=sys.stderr)
 
 
 def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
