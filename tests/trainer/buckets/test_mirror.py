@@ -55,7 +55,7 @@ def test_pull_fetches_files_and_push_skips_unchanged_ones(bucket, tmp_path) -> N
     }
     put_files(bucket, **remaining)
     mirror = Mirror(URL, tmp_path)
-    mirror.pull(range(1), True)
+    mirror.pull(range(1), logs_only=False)
     actual = read_files(tmp_path)
     assert actual == {name: text for name, text in remaining.items() if "90" not in name}
     bucket.requests.clear()
@@ -67,14 +67,14 @@ def test_other_hosts_fetch_only_their_logs(bucket, tmp_path) -> None:
     put_files(
         bucket, **{"attempts.jsonl": "1\n", "logs/rank-0.log": "2\n", "logs/rank-9.log": "3\n"}
     )
-    Mirror(URL, tmp_path).pull(range(8, 10), False)
+    Mirror(URL, tmp_path).pull(range(8, 10), logs_only=True)
     assert read_files(tmp_path) == {"logs/rank-9.log": "3\n"}
 
 
 def test_moved_ranks_continue_their_logs(bucket, tmp_path) -> None:
     put_files(bucket, **{"logs/rank-1.log": "by host 1\n", "logs/rank-2.log": "by host 2\n"})
     mirror = Mirror(URL, tmp_path)
-    mirror.pull(range(1, 2), False)
+    mirror.pull(range(1, 2), logs_only=True)
     (tmp_path / "logs" / "rank-1.log").write_text("by host 1\nmore\n")
     mirror.move_ranks(range(1, 2), range(2, 3))
     assert read_files(tmp_path) == {"logs/rank-2.log": "by host 2\n"}
@@ -94,22 +94,22 @@ def test_logs_of_earlier_starts_are_not_fetched(bucket, tmp_path) -> None:
         for rank in (0, 9)
     }
     put_files(bucket, **logs, **{"starts/2/summary.json": "2\n"})
-    Mirror(URL, tmp_path / "leader").pull(range(1), True)
-    Mirror(URL, tmp_path / "other").pull(range(9, 10), False)
+    Mirror(URL, tmp_path / "leader").pull(range(1), logs_only=False)
+    Mirror(URL, tmp_path / "other").pull(range(9, 10), logs_only=True)
     newest = {f"starts/10/logs/rank-{rank}.log": "1\n" for rank in (0, 9)}
     assert read_files(tmp_path / "leader") == newest | {"starts/2/summary.json": "2\n"}
     assert read_files(tmp_path / "other") == {"starts/10/logs/rank-9.log": "1\n"}
 
 
 def test_new_bucket_gives_an_empty_folder(bucket, tmp_path) -> None:
-    Mirror(URL, tmp_path).pull(range(1), True)
+    Mirror(URL, tmp_path).pull(range(1), logs_only=False)
     assert read_files(tmp_path) == {}
 
 
 def test_attempts_of_another_host_are_merged(bucket, tmp_path) -> None:
     put_files(bucket, **{"attempts.jsonl": '{"attempt": 1}\n'})
     mirror = Mirror(URL, tmp_path)
-    mirror.pull(range(1), True)
+    mirror.pull(range(1), logs_only=False)
     put_files(bucket, **{"attempts.jsonl": '{"attempt": 1}\n{"attempt": 2}\n'})
     with (tmp_path / "attempts.jsonl").open("a") as file:
         file.write('{"attempt": 3}\n')
