@@ -150,7 +150,9 @@ class BuiltInTraining(Training[TrainState]):
 
     repeats_last_evaluation = True
 
-    def __init__(self, spec: TrainSpec, task: Task, context: RunContext, progress: Progress) -> None:
+    def __init__(
+        self, spec: TrainSpec, task: Task, context: RunContext, progress: Progress
+    ) -> None:
         super().__init__(progress)
         # The cheapest checks come first: keys before the data is opened, and both before a model is
         # built.

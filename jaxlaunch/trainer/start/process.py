@@ -138,8 +138,8 @@ def describe_exit(error: BaseException) -> str:
     if not isinstance(error, SystemExit):
         return ""
     location = error_place(error)
-    place = f" ({location})" if location else ""
-    return f"sys.exit({error.code!r}){place} ends no run; raise an error to end it"
+    suffix = f" ({location})" if location else ""
+    return f"sys.exit({error.code!r}){suffix} ends no run; raise an error to end it"
 
 
 def requested_exit_code(error: BaseException) -> int | None:
