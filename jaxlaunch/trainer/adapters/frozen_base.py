@@ -1,8 +1,8 @@
-"""The frozen base of adapters, or the reference of preferences, which is read from its folder.
+"""Frozen weights that are read from a folder: the base of adapters, or the reference of `dpo`.
 
-A checkpoint does not hold the frozen weights, only their digest, so that a resumed run can check
-that it reads the same ones. For an export, adapters are merged into the base one tensor at a time:
-kernel + scaling × A · B.
+A checkpoint does not contain the frozen weights. It records their digest, so that a resumed run can
+check that it reads the same ones. For an export, adapters are merged into the base one tensor at a
+time: kernel + scaling × A · B.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensor_files import DEFAULT_KEY, TensorFiles
 from jaxlaunch.trainer.spec import Lora, PublishedModel
 
-Shapes = Mapping[str, jax.ShapeDtypeStruct]
-# What a checkpoint holds, followed by the name of the base in messages.
+AbstractParams = Mapping[str, jax.ShapeDtypeStruct]
+# The contents of a checkpoint in messages, to be followed by a description of the base.
 ADAPTERS_OF, REFERENCE_OF = "adapters of", "a model compared with"
 
 
 def read_base(
-    model: PublishedModel, abstract_params: Shapes
+    model: PublishedModel, abstract_params: AbstractParams
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the frozen parameters from the model's folder, and their record in a checkpoint.
+    """Return the frozen parameters from the model's folder, and their record for checkpoints.
 
     Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The
-    digest therefore does not depend on the dtype in which the base is kept. Raises SpecError as
-    load.iterate_parameters does.
+    digest therefore does not depend on the dtype in which the base is kept in memory. Raises
+    SpecError as load.iterate_parameters does.
     """
     inputs = _input_counts(model)
     scales = {name for name in abstract_params if name.endswith(peft.SCALE_SUFFIX)}
@@ -64,7 +64,10 @@ def read_base(
 
 
 def record_base(model: PublishedModel, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the base in the folder of `model`, which is read completely."""
+    """Read the whole base in the folder of `model`, and return its record.
+
+    The names and shapes of the parameters are those in the record of the checkpoint, `recorded`.
+    """
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract_params = {
         name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
@@ -75,22 +78,31 @@ def record_base(model: PublishedModel, recorded: Mapping[str, Any]) -> dict[str,
 
 
 def check_origin(
-    recorded: Mapping[str, Any] | None, model: PublishedModel, owner: str, holds: str = ADAPTERS_OF
+    recorded: Mapping[str, Any] | None,
+    model: PublishedModel,
+    owner: str,
+    contents: str = ADAPTERS_OF,
 ) -> None:
-    """Raise CheckpointError if only one of the two bases, saved and current, is from a folder.
+    """Raise CheckpointError if only one of the saved and the current base is from a folder.
 
-    Reads no files. The checkpoint `owner` holds `holds`, for messages; without a record, the
-    weights of its base were drawn from the seed.
+    No files are read.
+
+    Args:
+        recorded: Record of the base in the checkpoint, or None if its weights were drawn from the
+            seed.
+        model: Model of the job.
+        owner: Name of the checkpoint in messages.
+        contents: Contents of the checkpoint in messages.
     """
     if recorded is not None and model.init_from is None:
         raise CheckpointError(
-            f"{owner} holds {holds} {_describe_base(recorded)}; without {DEFAULT_KEY} the weights "
-            "are drawn from train.seed: name the folder that they were trained on as "
+            f"{owner} holds {contents} {_describe_base(recorded)}; without {DEFAULT_KEY} the "
+            "weights are drawn from train.seed: name the folder that they were trained on as "
             f"{DEFAULT_KEY}"
         )
     if recorded is None and model.init_from is not None:
         raise CheckpointError(
-            f"{owner} holds {holds} weights that were drawn from train.seed, not those of "
+            f"{owner} holds {contents} weights that were drawn from train.seed, not those of "
             f"{DEFAULT_KEY} = {model.init_from}: leave it out, or start a new run from the folder"
         )
 
@@ -109,21 +121,26 @@ def check_digest(
     current: Mapping[str, Any],
     owner: str,
     key: str = DEFAULT_KEY,
-    holds: str = ADAPTERS_OF,
+    contents: str = ADAPTERS_OF,
 ) -> None:
-    """Raise CheckpointError if the base differs from the saved one; `key` names its folder."""
+    """Raise CheckpointError if the base differs from the saved one; `key` sets its folder."""
     if recorded["digest"] != current["digest"]:
         raise CheckpointError(
-            f"{owner} holds {holds} {_describe_base(recorded)}; those of {current['init_from']} "
+            f"{owner} holds {contents} {_describe_base(recorded)}; those of {current['init_from']} "
             f"have {current['digest']}: name the folder that they were trained on as {key}"
         )
 
 
-def _compute_digest(model: PublishedModel, abstract_params: Shapes, on_parameter: Any) -> str:
-    """Call `on_parameter` with each parameter and return a digest, the same on every mesh."""
+def _compute_digest(
+    model: PublishedModel, abstract_params: AbstractParams, on_parameter: Any
+) -> str:
+    """Call `on_parameter(name, array)` for each parameter, and return a digest of all of them.
+
+    The digest is made of integer sums, so it does not depend on the mesh.
+    """
     sums = {}
     for name, array in load.iterate_parameters(model, abstract_params, is_cast=False):
-        # Each device sums its own part.
+        # Each device sums its own part, and the sums are replicated.
         replicated = None
         if isinstance(array.sharding, NamedSharding):
             replicated = NamedSharding(array.sharding.mesh, PartitionSpec())
@@ -136,7 +153,7 @@ def _compute_digest(model: PublishedModel, abstract_params: Shapes, on_parameter
 
 
 def _sum_bits(array: Array) -> Array:
-    """Return two sums, modulo 2^32, over the bits of every number mixed with its position."""
+    """Return two sums modulo 2^32 over the bits of each number, mixed with its position."""
     bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
     position = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
@@ -160,18 +177,28 @@ def _mix_bits(bits: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class MergedParameter:
-    """A parameter of the base merged with its adapter, in the folder's dtype, read when sliced."""
+    """A parameter of the base merged with its adapter, which is read when it is sliced.
+
+    Attributes:
+        shape: Shape of the parameter.
+        dtype: Dtype of the parameter in the folder, and of the merged one.
+        leaf: Layout of the parameter in the folder.
+        files: Files of the folder.
+        scaling: Factor of A · B.
+        a: A [layers, inputs ..., rank], or None without an adapter.
+        b: B [layers, rank, outputs ...], or None without an adapter.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     leaf: Leaf
     files: TensorFiles
     scaling: float
-    a: Parameter | None  # [layers, inputs ..., rank]
-    b: Parameter | None  # [layers, rank, outputs ...]
+    a: Parameter | None
+    b: Parameter | None
 
     def __getitem__(self, key: Any) -> np.ndarray[Any, Any]:
-        """Read one layer of a stacked parameter, (int, slice, ...), or all of another one."""
+        """Read one layer of a stacked parameter, with (int, slice, ...), or all of another one."""
         indices = key if isinstance(key, tuple) else (key,)
         spans = tuple(
             slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
@@ -179,13 +206,12 @@ class MergedParameter:
         )
         target = jax.ShapeDtypeStruct(self.shape, self.dtype)
         part = load.read_part(self.leaf, spans, target, self.files)
-        # Otherwise the pages that were read stay in this process's memory, up to the whole base.
+        # Close the files, because pages of open files count as memory of this process.
         self.files.close()
         part = part[tuple(0 if isinstance(index, int) else slice(None) for index in indices)]
         if self.a is None or self.b is None:
             return part
         a, b = (np.asarray(matrix[indices[0]], np.float32) for matrix in (self.a, self.b))
-        # The product sums over the rank.
         delta = self.scaling * np.tensordot(a, b, axes=1)
         return (part.astype(np.float32) + delta).astype(self.dtype)
 
@@ -197,10 +223,18 @@ def merge_stored(
     adapters: Mapping[str, Parameter],
     owner: str,
 ) -> dict[str, Parameter]:
-    """Return all parameters of the merged model; `recorded` is the checkpoint's base record.
+    """Return all parameters of the merged model.
 
-    Raises SpecError if there is no folder to merge into, and CheckpointError if it is not the one
-    of the training.
+    Args:
+        model: Model with the folder of the base.
+        lora: Options of the adapters.
+        recorded: Record of the base in the checkpoint.
+        adapters: Adapters in the checkpoint.
+        owner: Name of the checkpoint in messages.
+
+    Raises:
+        SpecError: There is no folder of the base.
+        CheckpointError: The folder does not hold the weights that the adapters were trained on.
     """
     if recorded is None or model.init_from is None:
         raise SpecError(
@@ -229,12 +263,15 @@ def merge_stored(
 
 
 class MergingParameters(dict[str, Array]):
-    """The parameters of a training without adapters, each merged when it is popped."""
+    """The parameters of a training under the names of a model without adapters.
+
+    A kernel is merged with its adapter when it is popped, so that at most one merged copy exists.
+    """
 
     def __init__(
         self, params: Mapping[str, Array], model: PublishedModel, lora: Lora | None
     ) -> None:
-        """Take all parameters: the adapters, the base, and the frozen reference if any."""
+        """Accept all parameters: adapters, the base, and the frozen reference if there is one."""
         suffixes = (peft.A_SUFFIX, peft.B_SUFFIX, peft.SCALE_SUFFIX)
         names = [name for name in params if not name.startswith(REFERENCE_PREFIX)]
         super().__init__({name: params[name] for name in names if not name.endswith(suffixes)})
@@ -244,8 +281,8 @@ class MergingParameters(dict[str, Array]):
     def pop(self, name: str, *default: Array) -> Array:  # type: ignore[override]
         """Return the parameter; a kernel is merged with its adapter in float32."""
         kernel = super().pop(name, *default)
-        ends = (peft.SCALE_SUFFIX, peft.A_SUFFIX, peft.B_SUFFIX)
-        scale, a, b = (self._params.get(name + end) for end in ends)
+        suffixes = (peft.SCALE_SUFFIX, peft.A_SUFFIX, peft.B_SUFFIX)
+        scale, a, b = (self._params.get(name + suffix) for suffix in suffixes)
         if name not in self._inputs or (scale is None and a is None):
             return kernel
         merged: Array = _merge_kernel(kernel, scale, a, b, self._inputs[name], self._scaling)
@@ -257,10 +294,10 @@ def _merge_kernel(
     kernel: Array, scale: Any, a: Array | None, b: Array | None, inputs: int, scaling: float
 ) -> Array:
     """Return kernel [layers, I, O] + scaling × A [layers, I, R] · B [layers, R, O]."""
-    wide = kernel.astype(jnp.float32)
+    kernel_f32 = kernel.astype(jnp.float32)
     if scale is not None:
-        wide = dequantize_kernel(kernel, scale, inputs)
+        kernel_f32 = dequantize_kernel(kernel, scale, inputs)
     if a is None or b is None:
-        return wide
+        return kernel_f32
     delta = jax.vmap(partial(jnp.tensordot, axes=1))(a.astype(jnp.float32), b.astype(jnp.float32))
-    return wide + scaling * delta
+    return kernel_f32 + scaling * delta

@@ -1,10 +1,13 @@
-"""LoRA adapters at the matrix products of a model whose other parameters are frozen.
+"""LoRA adapters on the kernels of a model whose other parameters are frozen.
 
-Training with preferences compares the model with a frozen reference, the model that the training
-started from. Without adapters the reference is a copy, which no checkpoint holds. With adapters no
-copy is needed, because the model without them is the reference.
+An adapter adds scaling × A · B to a kernel. Only A and B are trained and saved. The frozen kernel
+may be kept in int8.
 
-B batch, L length, I inputs, O outputs, R rank; I and O may be several axes.
+Training on preferences also needs a frozen reference, the model at the start of the training.
+Without adapters the reference is a copy, which checkpoints do not contain. With adapters no copy is
+needed, because the model without its adapters is the reference.
+
+B batch, L length, I inputs, O outputs, R rank. I and O may be several axes.
 """
 
 from __future__ import annotations
@@ -26,39 +29,46 @@ from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.parallel.sharding import constrain
 from jaxlaunch.trainer.spec import Lora, PublishedModel, TrainSpec
 
-# Folded into the key of the initial weights, so that the model's own weights do not change with
-# adapters.
+# Folded into the key of the adapters' initial weights, so that adapters do not change the draws of
+# the model's own weights.
 RNG_STREAM = 0x10A
 # Attribute of FrozenKernel for the model's parameter, which keeps its name.
 KERNEL_ATTRIBUTE = "frozen_kernel"
 
 
 class Adapters:
-    """The adapters of a training. Raises SpecError for a target that matches no kernel."""
+    """The adapters of a training.
+
+    Raises:
+        SpecError: A target matches no kernel.
+    """
 
     def __init__(self, spec: TrainSpec, params_dtype: jnp.dtype) -> None:
         assert isinstance(spec.model, PublishedModel), "the spec checks it"
         assert spec.lora is not None, "the job has adapters"
         self._model, self._lora = spec.model, spec.lora
-        # Dtype of the frozen parameters that are not in int8.
+        # The dtype of frozen parameters except for kernels in int8.
         self._frozen_dtype = params_dtype if spec.lora.base is None else jnp.dtype("bfloat16")
         self._kernels = peft.find_kernels(spec.model)
         self._adapted = peft.select_kernels(spec.model, spec.lora)
 
     def attach_to_model(self, model: Any, key: Array) -> None:
-        """Add adapters drawn from `key` to a new `model`, and quantize its kernels for int8."""
+        """Add adapters drawn from `key` to a new `model`, and quantize its kernels if asked to."""
         rngs = nnx.Rngs(jax.random.fold_in(key, RNG_STREAM))
         adapted = {kernel.name for kernel in self._adapted}
         for kernel in self._kernels:
             *path, attribute = kernel.name.split(".")
-            owner = model
-            for part in path:
-                owner = getattr(owner, part)
-            lora, is_int8 = self._lora, self._lora.base == "int8"
-            param, inputs = getattr(owner, attribute), len(kernel.inputs)
-            adapter = lora if kernel.name in adapted else None
-            frozen = FrozenKernel(param, inputs, adapter, rngs, is_int8=is_int8)
-            setattr(owner, attribute, frozen)
+            module = model
+            for name in path:
+                module = getattr(module, name)
+            frozen = FrozenKernel(
+                getattr(module, attribute),
+                len(kernel.inputs),
+                self._lora if kernel.name in adapted else None,
+                rngs,
+                is_int8=self._lora.base == "int8",
+            )
+            setattr(module, attribute, frozen)
 
     def cast_frozen(self, name: str, param: Array) -> Array:
         """Cast a frozen parameter to the dtype in which it is kept."""
@@ -68,20 +78,20 @@ class Adapters:
 
     @property
     def late_cast_names(self) -> frozenset[str]:
-        """The parameters that are cast inside their product, so that no whole copy exists."""
+        """Names of the parameters that are cast in their product, so that no cast copy is kept."""
         names = [kernel.name for kernel in self._kernels]
         return frozenset([*names, *(name + peft.SCALE_SUFFIX for name in names)])
 
     def read_initial_adapters(
         self, abstract_params: Mapping[str, jax.ShapeDtypeStruct]
     ) -> dict[str, Array]:
-        """Read the adapters of the job's peft folder, an empty dict without one."""
+        """Read the adapters of the job's peft folder. Returns an empty dict if there is none."""
         if self._lora.init_from is None:
             return {}
         return peft.read_adapters(self._lora, self._adapted, abstract_params)
 
     def describe_training(self, params: Mapping[str, Any], opt: Any, saved: Any) -> str:
-        """Describe the trained parameters, and the bytes of optimizer and checkpoint."""
+        """Return a sentence with the number of trained parameters and the bytes of their state."""
         sizes = {name: leaf.size for name, leaf in params.items()}
         trained = sum(size for name, size in sizes.items() if peft.is_adapter(name))
         total = sum(size for name, size in sizes.items() if not name.endswith(peft.SCALE_SUFFIX))
@@ -94,7 +104,10 @@ class Adapters:
 
 
 class FrozenKernel(nnx.Module):
-    """A stacked kernel with an optional adapter: x · kernel + scaling × (dropout(x) · A) · B."""
+    """A stacked kernel with an optional adapter: x · kernel + scaling × (dropout(x) · A) · B.
+
+    It replaces the parameter of a module. `inputs` is the number of input axes of the kernel.
+    """
 
     def __init__(
         self,
@@ -116,15 +129,15 @@ class FrozenKernel(nnx.Module):
         self.lora_a = None if a is None else nnx.Param(a, axes=(*axes[:inputs], "rank"))
         self.lora_b = None if b is None else nnx.Param(b, axes=("rank", *axes[inputs:]))
         self.scaling = 1.0 if lora is None else lora.scaling
-        # A reference uses the kernel without its adapter.
+        # The reference of preferences sets this to False.
         self.is_adapted = lora is not None
         rate = 0.0 if lora is None else lora.dropout
-        # Each layer draws its own dropout.
+        # Each layer has its own random stream.
         make_drops: Any = nnx.vmap(lambda rngs: Drop(rate, False, rngs))
         self.drop: Drop | None = make_drops(rngs.split(stacked.shape[0])) if rate else None
 
     def __getitem__(self, key: Any) -> FrozenKernel:
-        """Return self, because a model indexes a parameter before it multiplies with it."""
+        """Return self. Models write `parameter[...]` before they multiply with a parameter."""
         return self
 
     def product(self, x: Array, axes: int) -> Array:
@@ -134,34 +147,34 @@ class FrozenKernel(nnx.Module):
         if self.lora_a is None or self.lora_b is None or not self.is_adapted:
             return output
         dropped = x if self.drop is None else self.drop(x)
-        low_BLR = apply_kernel(dropped, self.lora_a[...], axes)
-        low_BLR = constrain(low_BLR, "batch", "length", "rank")
-        change = apply_kernel(low_BLR, self.lora_b[...])
-        # The scaling is rounded to the dtype of x only with the product, as torch does it.
-        return output + (self.scaling * change.astype(jnp.float32)).astype(change.dtype)
+        hidden_BLR = apply_kernel(dropped, self.lora_a[...], axes)
+        hidden_BLR = constrain(hidden_BLR, "batch", "length", "rank")
+        delta = apply_kernel(hidden_BLR, self.lora_b[...])
+        # As in torch, only the scaled product is rounded to the dtype of x, not the scaling itself.
+        return output + (self.scaling * delta.astype(jnp.float32)).astype(delta.dtype)
 
 
 def _initial_matrices(
     shape: tuple[int, ...], inputs: int, rank: int, rngs: nnx.Rngs
 ) -> tuple[Array, Array]:
     """Return the initial A, drawn as in peft, and B, which is zero, for a stacked kernel."""
-    layers, sizes_in, sizes_out = shape[0], shape[1 : 1 + inputs], shape[1 + inputs :]
-    # The bound is that of torch's nn.Linear.
-    bound = 1 / math.sqrt(math.prod(sizes_in))
-    a = jax.random.uniform(rngs.params(), (layers, *sizes_in, rank), jnp.float32, -bound, bound)
-    return a, jnp.zeros((layers, rank, *sizes_out), jnp.float32)
+    layers, input_sizes, output_sizes = shape[0], shape[1 : 1 + inputs], shape[1 + inputs :]
+    # torch's nn.Linear has the same bound.
+    bound = 1 / math.sqrt(math.prod(input_sizes))
+    a = jax.random.uniform(rngs.params(), (layers, *input_sizes, rank), jnp.float32, -bound, bound)
+    return a, jnp.zeros((layers, rank, *output_sizes), jnp.float32)
 
 
 def quantize_kernel(kernel: Array, inputs: int) -> tuple[Array, Array]:
-    """Quantize a kernel [layers, I, O] to int8, with float32 factors by column [layers, O]."""
-    wide, axes = kernel.astype(jnp.float32), tuple(range(1, 1 + inputs))
-    max_abs = jnp.abs(wide).max(axes, keepdims=True)
+    """Quantize a kernel [layers, I, O] to int8; return it with float32 factors [layers, O]."""
+    kernel_f32, axes = kernel.astype(jnp.float32), tuple(range(1, 1 + inputs))
+    max_abs = jnp.abs(kernel_f32).max(axes, keepdims=True)
     scale = jnp.where(max_abs == 0, 1.0, max_abs / 127)
-    return jnp.round(wide / scale).astype(jnp.int8), scale.squeeze(axes)
+    return jnp.round(kernel_f32 / scale).astype(jnp.int8), scale.squeeze(axes)
 
 
 def dequantize_kernel(kernel: Array, scale: Array, inputs: int) -> Array:
-    """Invert `quantize_kernel` except for its rounding, in float32."""
+    """Return the float32 kernel of a quantized one, without the digits lost to rounding."""
     return kernel.astype(jnp.float32) * jnp.expand_dims(scale, tuple(range(1, 1 + inputs)))
 
 
@@ -169,11 +182,11 @@ def dequantize_kernel(kernel: Array, scale: Array, inputs: int) -> Array:
 def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> Array:
     """Return x [B, L, I] times a kernel [I, O] and `scale` [O]: [B, L, O] in the dtype of x.
 
-    The kernel gets no gradient. The backward pass reads the kernel as it is stored, so that no cast
-    copy has to be kept until then.
+    The kernel has no gradient. The backward pass casts the stored kernel again, so that no cast
+    copy is kept until then.
     """
     dtype = x.dtype
-    # Sums of int8 values are up to 127 times larger than the result, which overflows float16.
+    # Before scaling, sums of int8 values are up to 127 times larger, which would overflow float16.
     output_dtype = jnp.float32 if dtype == jnp.float16 and scale is not None else dtype
     output = jnp.tensordot(x, kernel.astype(dtype), axes, preferred_element_type=output_dtype)
     return _scale_outputs(output, scale).astype(dtype)
@@ -205,7 +218,7 @@ def _scale_outputs(outputs: Array, scale: Array | None) -> Array:
 
 # --- the reference model of preferences -----------------------------------------------------------
 
-# Attribute of the model that holds the frozen copy, and the prefix of the names of its parameters.
+# The attribute of a model that holds its frozen copy, and the prefix of the copy's parameters.
 REFERENCE = "reference"
 REFERENCE_PREFIX = f"{REFERENCE}."
 
@@ -223,7 +236,7 @@ def evaluation_reference(model: nnx.Module) -> Any:
     reference: Any = getattr(model, REFERENCE, None)
     if reference is None:
         graph, arrays = nnx.split(model)
-        # A second object with the same arrays, so that the model's own adapters stay active.
+        # A second module with the same arrays, so that the adapters of the model stay active.
         reference = nnx.merge(graph, arrays)
         for _, module in nnx.iter_modules(reference):
             if isinstance(module, FrozenKernel):

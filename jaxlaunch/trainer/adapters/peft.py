@@ -1,6 +1,7 @@
-"""The kernels of a model that have adapters, and adapters in peft's format.
+"""Adapters in the format of Hugging Face's peft, and the choice of kernels that have adapters.
 
-A peft folder holds adapter_config.json and adapter_model.safetensors.
+A peft folder holds adapter_config.json, which selects modules of the model by name, and
+adapter_model.safetensors.
 """
 
 from __future__ import annotations
@@ -27,53 +28,60 @@ from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensor_files import ADAPTER_CONFIG_FILE, TensorFiles
 from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpec
 
-# Suffixes of an adapter's two matrices and of a quantized kernel's factors, after the kernel's
-# name.
+# Suffixes, after the name of a kernel, of its adapter's two matrices and of its int8 factors.
 A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"
 SCALE_SUFFIX = ".int8_scale"
-# peft puts this before the model's own name of a tensor.
+# peft adds this prefix to the model's names of tensors.
 TENSOR_PREFIX = "base_model.model."
 ALL_LINEAR = "all-linear"
-# Kernels that layers.product multiplies with.
-PRODUCTS = ("query", "key", "value", "qkv", "out", "gate", "up", "down")
+# The parameters that are kernels of layers.apply_kernel.
+KERNEL_NAMES = ("query", "key", "value", "qkv", "out", "gate", "up", "down")
 
 
 class Kernel(NamedTuple):
-    """A kernel of a product, stacked over the layers: [layers, inputs ..., outputs ...]."""
+    """A kernel that can have an adapter: [layers, inputs ..., outputs ...].
 
-    name: str  # dotted name of the parameter
-    module: str  # peft's name of the module within a layer, such as `self_attn.q_proj`
-    leaf: Leaf  # layout of the parameter in a Hugging Face folder
-    inputs: str  # letters of the input axes in the leaf
-    outputs: str  # letters of the output axes
+    Attributes:
+        name: Dotted name of the parameter.
+        module: peft's name of the module within a layer, such as `self_attn.q_proj`.
+        leaf: Layout of the parameter in a Hugging Face folder.
+        inputs: Letters of the input axes in the leaf.
+        outputs: Letters of the output axes in the leaf.
+    """
+
+    name: str
+    module: str
+    leaf: Leaf
+    inputs: str
+    outputs: str
 
     @property
     def short_name(self) -> str:
-        """Last part of peft's name of the module."""
+        """Last part of peft's name of the module, such as `q_proj`."""
         return self.module.rpartition(".")[2]
 
     def matches_target(self, target: str) -> bool:
         """Return whether a target selects this kernel.
 
-        As in peft a target is the name of a module or the end of its dotted name. Our names of
-        parameters work as well, and so do names without `_proj`.
+        As in peft a target is the name of a module or the end of its dotted name. The names of our
+        parameters are accepted too, and names without `_proj`.
         """
         if target in (ALL_LINEAR, self.short_name.removesuffix("_proj")):
             return True
         return any(f".{name}".endswith(f".{target}") for name in (self.module, self.name))
 
     def module_paths(self, model: PublishedModel) -> list[str]:
-        """Return peft's names of the modules, one per layer."""
+        """Return peft's full names of the module in each layer."""
         assert isinstance(model, Decoder | GPT2), "the spec checks it"
         layers = range(model.layers) if self.leaf.layers is None else self.leaf.layers
         return [self.leaf.name.removesuffix(".weight").format(l=layer) for layer in layers]
 
 
 def find_kernels(model: PublishedModel) -> list[Kernel]:
-    """Return every kernel of the model that can have an adapter. The products of experts cannot."""
+    """Return every kernel of the model that can have an adapter. Those of experts cannot."""
     kernels = []
     for name, leaf in names.parameter_leaves(model).items():
-        if leaf.stacked_axes == "l" and name.rpartition(".")[2] in PRODUCTS:
+        if leaf.stacked_axes == "l" and name.rpartition(".")[2] in KERNEL_NAMES:
             axes = leaf.theirs.split()
             inputs, outputs = axes if isinstance(model, GPT2) else reversed(axes)
             module = leaf.name.removesuffix(".weight").partition("{l}.")[2]
@@ -82,7 +90,7 @@ def find_kernels(model: PublishedModel) -> list[Kernel]:
 
 
 def select_kernels(model: PublishedModel, lora: Lora) -> list[Kernel]:
-    """Return the kernels with an adapter. Raises SpecError for a target without a match."""
+    """Return the kernels that `lora.targets` selects. Raises SpecError for an unmatched target."""
     kernels = find_kernels(model)
     for target in lora.targets:
         if not any(kernel.matches_target(target) for kernel in kernels):
@@ -91,10 +99,15 @@ def select_kernels(model: PublishedModel, lora: Lora) -> list[Kernel]:
 
 
 def read_targets(model: PublishedModel, modules: str | list[str], key: str) -> list[str]:
-    """Translate `target_modules` of a peft folder, at `key`, to `train.lora.targets`.
+    """Translate `target_modules` of a peft folder to `train.lora.targets`.
 
-    They are a list of module names or of their ends, or a regular expression for whole names.
-    Raises SpecError if an entry matches no product, or a product in only some of its layers.
+    Args:
+        model: Model that the adapters belong to.
+        modules: A list of module names or of their ends, or a regular expression for full names.
+        key: Name of the key in messages.
+
+    Raises:
+        SpecError: An entry matches no kernel, or a kernel in only some of its layers.
     """
     kernels = find_kernels(model)
     if isinstance(modules, list):
@@ -140,10 +153,10 @@ def _unmatched_error(key: str, target: str, model: PublishedModel) -> SpecError:
 
 
 def module_names(model: PublishedModel, kernels: Sequence[Kernel]) -> list[str]:
-    """Return the shortest module names by which peft finds exactly these kernels.
+    """Return the shortest module names by which peft selects exactly these kernels.
 
-    A name is the last part of the module's name. If another module, such as one of an expert, ends
-    in the same part, it is the name within a layer, or else the full names in all layers.
+    A name is the last part of a module's name if no other module, such as one of an expert, ends in
+    it. Otherwise it is the name within a layer, or else the full names in all layers.
     """
     kernel_names = {kernel.name for kernel in kernels}
     other_paths = [
@@ -163,7 +176,7 @@ def module_names(model: PublishedModel, kernels: Sequence[Kernel]) -> list[str]:
 
 
 def adapter_leaves(kernels: Sequence[Kernel]) -> dict[str, Leaf]:
-    """Return the layout of adapters in a peft folder: [r, inputs] and [outputs, r]."""
+    """Return the layout of adapters in a peft folder: A as [r, inputs] and B as [outputs, r]."""
     leaves: dict[str, Leaf] = {}
     for kernel in kernels:
         stem = TENSOR_PREFIX + kernel.leaf.name.removesuffix(".weight")
@@ -183,34 +196,40 @@ def is_adapter(name: str) -> bool:
 
 KEY = "train.lora.init_from"
 CONFIG, STEM = ADAPTER_CONFIG_FILE, "adapter_model"
+# peft's name of a key -> ours in train.lora.
 CONFIG_KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
-# peft's values of keys that a file leaves out.
+# The values in peft of keys that a file leaves out.
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
-# Keys that change neither what an adapter computes nor where it is: of the base, of its training,
-# of an initialization, and of a further key that is refused.
+# Keys that do not affect which modules have adapters or what these compute. They describe the base,
+# the training, the initialization, or an option whose main key is refused.
 IGNORED_KEYS = key_set(
     "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode "
     "layers_pattern loftq_config lora_dropout lora_ga_config megatron_core peft_version "
     "qalora_group_size revision runtime_config"
 )
 READ_KEYS = frozenset({*CONFIG_KEYS, "peft_type", "target_modules"})
-# What every other key may be, peft's default first: those of peft 0.21.2's LoraConfig, read in
-# November 2026. Every key without an entry in the next table has one of these as its default.
+# The supported values of all other keys: the defaults of LoraConfig in peft 0.21.2, as of November
+# 2026, and values with the same effect.
 UNSET_VALUES: tuple[Any, ...] = (None, False, "", [], {})
+# The supported values of keys whose default is not in UNSET_VALUES.
 PLAIN_VALUES: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none", None),
-    # The other methods change the base as well.
+    # The other methods of initialization change the base.
     "init_lora_weights": (True, None, False, "gaussian", "orthogonal", "eva"),
-    # Other tasks have a head of their own, or a base without one.
+    # The models of other tasks have another head or none.
     "task_type": (None, "CAUSAL_LM"),
 }
 
 
 def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
-    """Return the spec with rank, alpha and targets of the peft folder of its adapters.
+    """Return the spec with the rank, alpha and targets of its peft folder, if it names one.
 
-    With `is_here` False a folder that is not here is forgiven. Raises SpecError where the folder
-    cannot be read, is of another kind of adapter, or does not agree with what the job says.
+    Args:
+        train: Spec of the training.
+        is_here: Whether the spec is for this machine. Otherwise a missing folder is accepted.
+
+    Raises:
+        SpecError: The folder cannot be read, holds another kind of adapter, or contradicts the job.
     """
     lora = train.lora
     if lora is None or lora.init_from is None:
@@ -236,7 +255,10 @@ def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
 
 
 def read_lora_config(folder: str, model: PublishedModel) -> Lora:
-    """Read a folder's adapter_config.json for `model`. Raises SpecError, StorageError."""
+    """Read adapter_config.json of a folder with adapters of `model`.
+
+    Raises SpecError, StorageError.
+    """
     path = epath.Path(folder) / CONFIG
     storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if remote.is_remote(folder):
@@ -250,10 +272,12 @@ def read_lora_config(folder: str, model: PublishedModel) -> Lora:
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise SpecError(f"{path}: peft_type = {kind} is not LORA, the only supported kind")
-    unread = [key for key in config if key not in READ_KEYS | IGNORED_KEYS]
-    refused = [key for key in unread if config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)]
-    if refused:
-        settings = ", ".join(f"{key} = {config[key]}" for key in refused)
+    other_keys = [key for key in config if key not in READ_KEYS | IGNORED_KEYS]
+    unsupported_keys = [
+        key for key in other_keys if config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)
+    ]
+    if unsupported_keys:
+        settings = ", ".join(f"{key} = {config[key]}" for key in unsupported_keys)
         raise SpecError(
             f"{path}: {settings} is not supported: only LoRA of whole linear layers is; remove a "
             "key if the adapters were trained without it"
@@ -278,15 +302,17 @@ def read_lora_config(folder: str, model: PublishedModel) -> Lora:
 def read_adapters(
     lora: Lora, kernels: Sequence[Kernel], abstract_params: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
-    """Read adapters from the folder of `lora`, shaped and placed as `abstract_params`.
+    """Read adapters from the folder of `lora`, with shapes and shardings of `abstract_params`.
 
     Raises SpecError if a tensor is missing, unexpected or of another shape.
     """
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
     files = TensorFiles(folder, KEY, STEM)
     load.check_tensors(folder, "train.lora", leaves, abstract_params, files)
-    targets = abstract_params.items()
-    return {name: load.read_parameter(leaves[name], like, files) for name, like in targets}
+    return {
+        name: load.read_parameter(leaves[name], target, files)
+        for name, target in abstract_params.items()
+    }
 
 
 def write_adapters(
@@ -296,13 +322,13 @@ def write_adapters(
     params: Mapping[str, Parameter],
     extra_files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[str]:
-    """Write adapters and further files in peft's format; return the names of weight files.
+    """Write adapters and `extra_files` as a peft folder, and return the names of weight files.
 
     Raises SpecError if `folder` is not empty.
     """
     kernels = select_kernels(model, lora)
     leaves = adapter_leaves(kernels)
-    # peft uses its defaults for all other keys.
+    # The other keys of peft have their defaults.
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -312,7 +338,7 @@ def write_adapters(
         "lora_dropout": lora.dropout,
         "use_rslora": lora.rslora,
         "target_modules": module_names(model, kernels),
-        # GPT-2's kernels are [inputs, outputs].
+        # In GPT-2's files kernels are [inputs, outputs].
         "fan_in_fan_out": isinstance(model, GPT2),
         "bias": "none",
         "use_dora": False,

@@ -1,7 +1,9 @@
-"""Choice of the attention implementation: the one named, or for auto the fastest available.
+"""Choice of the attention implementation: the one that the job names, or the fastest for `auto`.
 
-If the named implementation is unavailable, xla is used instead. A note reports this, and what auto
-selects on an accelerator.
+A kernel is available if the platform has it and if JAX can trace a training step with it for the
+shapes and dtype of the model, which is how kernels report their limits. If the named implementation
+is unavailable, xla is used instead. A note for the user reports this, and the choice of auto on an
+accelerator.
 """
 
 from __future__ import annotations
@@ -18,21 +20,28 @@ from jaxlaunch.trainer.attention.implementations import Keys
 from jaxlaunch.trainer.numerics import precision
 from jaxlaunch.trainer.spec import GPT2, Decoder, Model, TrainSpec, ViT
 
+# The implementations that are available everywhere.
 PORTABLE = ("auto", "xla")
 # The implementation that auto uses on a platform.
 KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}
-AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities
+# Compute capabilities of CUDA devices.
+AMPERE, HOPPER = (8, 0), (9, 0)
 
 
 class Accelerator(NamedTuple):
-    """The properties of a device that decide which kernels are available."""
+    """The properties of a device that decide which kernels are available.
 
-    platform: str  # cuda, tpu, cpu, or another platform of JAX
-    capability: tuple[int, int] | None = None  # compute capability of a CUDA device, if known
+    Attributes:
+        platform: cuda, tpu, cpu, or another platform of JAX.
+        capability: Compute capability of a CUDA device, if known.
+    """
+
+    platform: str
+    capability: tuple[int, int] | None = None
 
     @classmethod
     def from_device(cls, device: jax.Device) -> Accelerator:
-        """Describe a device; a ROCm device keeps JAX's platform name, gpu."""
+        """Return the properties of a device. A ROCm device has JAX's name of its platform, gpu."""
         if not _is_cuda(device):
             return cls(device.platform)
         # Only CUDA devices have this attribute, and JAX's type does not declare it.
@@ -40,7 +49,7 @@ class Accelerator(NamedTuple):
 
 
 def _is_cuda(device: jax.Device) -> bool:
-    # In ahead-of-time compilation the client does not identify CUDA, but the name of the GPU does.
+    # In ahead-of-time compilation only the name of the GPU shows that it is a CUDA device.
     names = f"{device.client.platform_version} {device.device_kind}".lower()
     return device.platform == "gpu" and ("cuda" in names or "nvidia" in names)
 
@@ -54,19 +63,29 @@ def parse_capability(text: str | None) -> tuple[int, int] | None:
 
 
 class Shape(NamedTuple):
-    """Sizes of a model's attention, and the options of its scores."""
+    """Sizes of a model's attention, and the options of its scores.
 
-    length: int  # tokens
-    heads: int  # query heads
-    groups: int  # key and value heads
-    size: int  # channels per head
+    Attributes:
+        length: Number of tokens.
+        heads: Number of query heads.
+        groups: Number of key and value heads.
+        size: Channels per head.
+        is_causal: Whether a query sees only keys up to its own position.
+        window: Number of keys that a query sees in the layers with a window.
+        cap: Bound of the scores.
+    """
+
+    length: int
+    heads: int
+    groups: int
+    size: int
     is_causal: bool
-    window: int | None = None  # of the layers that have one
+    window: int | None = None
     cap: float | None = None
 
 
 def resolve_attention(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """Return the spec with an attention that works on `device`, and a note on a change."""
+    """Return the spec with an attention that works on `device`, and a note for the user if any."""
     note = f"train.attention = {spec.attention}"
     if spec.attention != "auto":
         reason = unavailable_reason(spec, device)
@@ -85,9 +104,9 @@ def resolve_attention(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, s
 
 
 def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) -> TrainSpec:
-    """Return the spec for tracing elsewhere: with `fused` for an available kernel, or xla.
+    """Return the spec for tracing without the devices, with `fused` in place of a kernel, or xla.
 
-    Without an accelerator a named kernel counts as available, and auto is xla.
+    If the accelerator is not known, a named kernel counts as available, and auto becomes xla.
     """
     name: str = spec.attention
     is_auto = name == "auto"
@@ -101,7 +120,11 @@ def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) ->
 
 
 def _has_kernel(spec: TrainSpec, shape: Shape, accelerator: Accelerator | None) -> bool:
-    """Return whether an accelerator has the kernel. Only splash can be checked without a GPU."""
+    """Return whether an accelerator has the kernel of `spec.attention`.
+
+    Splash attention can be traced anywhere. The limits of cuDNN are only checked on a GPU, so they
+    are repeated here.
+    """
     if accelerator is not None and KERNELS.get(accelerator.platform) != spec.attention:
         return False
     if spec.attention == "splash":
@@ -124,7 +147,7 @@ def unavailable_reason(
     Args:
         spec: Spec of the training.
         device: One of its devices.
-        is_masked: Whether to check also for examples that hide some keys from some queries.
+        is_masked: Whether some examples hide keys, as padding and packing do.
     """
     shape, name = attention_shape(spec.model), spec.attention
     if shape is None or name in (*PORTABLE, implementations.FUSED):
@@ -154,9 +177,9 @@ def _cudnn_reason(spec: TrainSpec, capability: tuple[int, int] | None) -> str | 
 
 
 def _auto_reason(spec: TrainSpec) -> str | None:
-    """Return why auto does not select a kernel that a job may name.
+    """Return why auto does not select the kernel `spec.attention`, although a job may name it.
 
-    On a TPU, float32 products are left to the compiler. cuDNN's windows are untested on a GPU.
+    On a TPU, float32 products are left to the compiler. Windows of cuDNN were not tested on a GPU.
     """
     if spec.attention == "splash" and _compute_dtype(spec) != jnp.bfloat16:
         return "auto uses it for bfloat16 only, and train.precision computes in another type"
@@ -172,7 +195,7 @@ def _with_attention(spec: TrainSpec, name: str) -> TrainSpec:
 
 
 def attention_shape(model: Model) -> Shape | None:
-    """Return the attention sizes of a built-in model, None if it has no attention."""
+    """Return the attention sizes of a built-in model, or None if it has no attention."""
     match model:
         case Decoder():
             sizes = model.length, model.heads, model.kv_head_count, model.head_channels
@@ -189,7 +212,7 @@ def attention_shape(model: Model) -> Shape | None:
 def _kernel_reason(
     name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False
 ) -> str | None:
-    """Return why JAX refuses to train with this kernel, or None."""
+    """Return why JAX cannot trace a training step with this kernel, or None."""
     query = jax.ShapeDtypeStruct((1, shape.length, shape.heads, shape.size), dtype)
     key = jax.ShapeDtypeStruct((1, shape.length, shape.groups, shape.size), dtype)
     segments = jax.ShapeDtypeStruct((1, shape.length), jnp.int32)

@@ -1,10 +1,12 @@
-"""Implementations of attention by name; availability resolves `auto`, which is xla here.
+"""Implementations of attention by name.
 
 | name | where | implementation |
 |---|---|---|
-| xla | everywhere | the scores of all pairs, softmax in float32 |
-| cudnn | CUDA devices, float16 and bfloat16 | cuDNN's fused kernel: no array of all pairs |
+| xla | everywhere | the scores of all pairs of positions, with the softmax in float32 |
+| cudnn | CUDA devices, float16 and bfloat16 | cuDNN's fused kernel, without an array of all pairs |
 | splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips masked blocks |
+
+availability.py replaces `auto` by one of these names; here it means xla.
 
 B batch, L length, H query heads, G key and value heads, K head size.
 """
@@ -27,7 +29,7 @@ from jaxlaunch.trainer.numerics import flops
 
 
 class Visible(NamedTuple):
-    """Restrictions on the keys that a query may see besides causality; None restricts nothing.
+    """Restrictions on the keys that a query sees, in addition to causality; None means none.
 
     Attributes:
         mask_BL: Keys whose mask is 0 are hidden from all queries.
@@ -40,24 +42,27 @@ class Visible(NamedTuple):
     lengths_B: Array | None = None
 
     def to_keys(self) -> dict[str, Array]:
-        """Return the restrictions by the keys of an example."""
+        """Return the restrictions by their keys in an example."""
         restrictions = zip(("attention_mask", "segments", "length"), self, strict=True)
         return {key: array for key, array in restrictions if array is not None}
 
     def pairs_B1LL(self, length: int) -> Array | None:
-        """Return a boolean mask [B, 1, L, L], or [B, 1, 1, L] if all queries are equal."""
-        parts = []
+        """Return which pairs of a query and a key are visible, or None if all are.
+
+        The boolean mask is [B, 1, L, L], or [B, 1, 1, L] if all queries see the same keys.
+        """
+        masks = []
         if self.mask_BL is not None:
-            parts.append((self.mask_BL != 0)[:, None, None, :])
+            masks.append((self.mask_BL != 0)[:, None, None, :])
         if self.segments_BL is not None:
-            parts.append(self.segments_BL[:, None, :, None] == self.segments_BL[:, None, None, :])
+            masks.append(self.segments_BL[:, None, :, None] == self.segments_BL[:, None, None, :])
         if self.lengths_B is not None:
             index_L = jnp.arange(length)
-            parts.append(index_L[None, None, None, :] < self.lengths_B[:, None, None, None])
-        return reduce(jnp.logical_and, parts) if parts else None
+            masks.append(index_L[None, None, None, :] < self.lengths_B[:, None, None, None])
+        return reduce(jnp.logical_and, masks) if masks else None
 
     @property
-    def places_BL(self) -> Array | None:
+    def positions_BL(self) -> Array | None:
         """Position of each token in its segment, from 0; None without segments."""
         if self.segments_BL is None:
             return None
@@ -83,18 +88,19 @@ class Scores(NamedTuple):
     scale: float | None = None
 
 
-# A score far below all others that stays finite after a subtraction.
+# A score far below all others, which stays finite when another score is subtracted from it.
 MASKED_SCORE = -1e38
-# A stand-in for plans, which a job cannot name.
+# A placeholder for a fused kernel in plans. A job cannot name it.
 FUSED = "fused"
 # Splash attention names its own result and the residuals of its backward pass.
 SPLASH = "splash"
-# Rematerialization may keep the result of attention by this name.
+# The name by which policies of rematerialization keep the result of attention.
 ATTENTION_OUTPUT = "mixed"
-Keys = Array | Visible | None  # a bare array is a mask
-# (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
-# A query that sees no key returns the mean of some values. The mean is finite, so that its gradient
-# is harmless if the loss gives it no weight.
+# The keys that queries see: everything, a mask [B, L], or further restrictions.
+Keys = Array | Visible | None
+# (query_BLHK, key_BLGK, value_BLGK, keys) -> output_BLHK. Query head h reads key head h // (H / G).
+# For a query that sees no key the output is the mean of some values. It is finite, so its gradient
+# is 0 if the loss gives the position no weight.
 Attention = Callable[[Array, Array, Array, Keys], Array]
 
 
@@ -110,7 +116,7 @@ def causal_attention(
     attend, scores = _find_implementation(name), Scores(True, window, cap, scale)
 
     def attend_in_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
-        # The scope tells trainer/numerics/flops how to count.
+        # trainer/numerics/flops.py counts the operations by this scope.
         with jax.named_scope(flops.causal_scope(query_BLHK.shape[1], window)):
             return attend(query_BLHK, key_BLGK, value_BLGK, keys, scores)
 
@@ -140,7 +146,7 @@ def _find_implementation(name: str) -> Callable[..., Array]:
 def _xla_attention(
     query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
 ) -> Array:
-    """Compute scores and softmax in float32.
+    """Compute attention with plain XLA operations.
 
     The heads are moved to the front, so that each is one matrix, and the scale is applied to the
     queries. On a CPU this takes half the time of jax.nn's implementation.
@@ -150,12 +156,13 @@ def _xla_attention(
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
     scale = size**-0.5 if scores.scale is None else scores.scale
     operands = query_BLHK * scale, key_BLGK, value_BLGK
-    # XLA has no such product on CPU.
+    # On a CPU XLA has no float16 product that accumulates in float32.
     if dtype == jnp.float16 and jax.default_backend() == "cpu":
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     query_BHLK, key_BGLK, value_BGLK = (operand.swapaxes(1, 2) for operand in operands)
-    # R counts the queries that read the same keys.
-    rows, group_size = heads // groups * length, heads // groups
+    # R counts the queries of all heads that read the same key head.
+    group_size = heads // groups
+    rows = group_size * length
     query_BGRK = query_BHLK.reshape(batch, groups, rows, size)
     scores_BGRL = jnp.einsum(
         "bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32
@@ -179,25 +186,26 @@ def _xla_attention(
 def _cudnn_attention(
     query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
 ) -> Array:
-    """Call cuDNN, which skips keys past `lengths_B`. Raises ValueError for a cap."""
+    """Compute attention with cuDNN. Raises ValueError if the scores have a cap."""
     if scores.cap is not None:
         raise ValueError("cuDNN's kernel does not support score_cap")
     visibility, length = as_visible(keys), query_BLHK.shape[1]
-    mask_BLL, lengths_B = None, visibility.lengths_B
+    # If only lengths restrict the keys, the kernel skips the keys past them without a mask.
+    mask_B1LL, lengths_B = None, visibility.lengths_B
     if visibility.mask_BL is not None or visibility.segments_BL is not None:
-        mask_BLL, lengths_B = visibility.pairs_B1LL(length), None
-    # JAX (0.10.2, 0.11.2) refuses odd lengths in training even without a mask, so one hidden
-    # position is added.
-    extra = length % 2
-    if extra and mask_BLL is None and lengths_B is None and not scores.is_causal:
+        mask_B1LL, lengths_B = visibility.pairs_B1LL(length), None
+    # JAX (0.10.2, 0.11.2) does not train with odd lengths, even without a mask, so one hidden
+    # position is appended.
+    pad_length = length % 2
+    if pad_length and mask_B1LL is None and lengths_B is None and not scores.is_causal:
         lengths_B = jnp.full(query_BLHK.shape[0], length, jnp.int32)
     query_BLHK, key_BLGK, value_BLGK = (
-        jnp.pad(operand, ((0, 0), (0, extra), (0, 0), (0, 0)))
+        jnp.pad(operand, ((0, 0), (0, pad_length), (0, 0), (0, 0)))
         for operand in (query_BLHK, key_BLGK, value_BLGK)
     )
-    if mask_BLL is not None:
-        mask_BLL = jnp.broadcast_to(mask_BLL, (*mask_BLL.shape[:2], length, length))
-        mask_BLL = jnp.pad(mask_BLL, ((0, 0), (0, 0), (0, extra), (0, extra)))
+    if mask_B1LL is not None:
+        mask_B1LL = jnp.broadcast_to(mask_B1LL, (*mask_B1LL.shape[:2], length, length))
+        mask_B1LL = jnp.pad(mask_B1LL, ((0, 0), (0, 0), (0, pad_length), (0, pad_length)))
     if lengths_B is not None:
         # The softmax of a row without keys is undefined.
         lengths_B = jnp.clip(lengths_B.astype(jnp.int32), 1, length)
@@ -207,7 +215,7 @@ def _cudnn_attention(
             query_BLHK,
             key_BLGK,
             value_BLGK,
-            mask=mask_BLL,
+            mask=mask_B1LL,
             is_causal=scores.is_causal,
             query_seq_lengths=lengths_B,
             key_value_seq_lengths=lengths_B,
@@ -221,21 +229,19 @@ def _cudnn_attention(
 def _splash_attention(
     query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
 ) -> Array:
-    """Call splash attention. Hidden keys get a segment of their own."""
+    """Compute attention with JAX's splash kernel. Hidden keys are in a segment of their own."""
     visibility, (batch, length) = as_visible(keys), query_BLHK.shape[:2]
     segment_ids = None
     if any(restriction is not None for restriction in visibility):
         query_segments_BL = visibility.segments_BL
         if query_segments_BL is None:
             query_segments_BL = jnp.zeros((batch, length), jnp.int32)
+        key_segments_BL = query_segments_BL
         is_seen_B11L = Visible(visibility.mask_BL, None, visibility.lengths_B).pairs_B1LL(length)
-        key_segments_BL = (
-            query_segments_BL
-            if is_seen_B11L is None
-            else jnp.where(is_seen_B11L[:, 0, 0], query_segments_BL, -1)
-        )
+        if is_seen_B11L is not None:
+            key_segments_BL = jnp.where(is_seen_B11L[:, 0, 0], query_segments_BL, -1)
         segment_ids = query_segments_BL.astype(jnp.int32), key_segments_BL.astype(jnp.int32)
-    # Importing Pallas takes half a second.
+    # Pallas takes half a second to import.
     from jaxlaunch.trainer.attention import splash
 
     return splash.splash_attention(
@@ -243,17 +249,17 @@ def _splash_attention(
     )
 
 
-# --- a stand-in for a fused kernel ----------------------------------------------------------------
+# --- a placeholder for a fused kernel -------------------------------------------------------------
 
-# A plan may be traced without the kernel's devices. Like a kernel, the stand-in is a single
-# operation for JAX: policies of rematerialization do not look inside, and the backward pass keeps
-# its operands, its result and one number per row.
+# A plan may be traced without the devices of the kernel. Like a kernel, the placeholder is a single
+# primitive: policies of rematerialization do not look inside, and the backward pass keeps the
+# operands, the result and one number per row.
 KERNEL = Primitive("fused_attention")
 KERNEL.multiple_results = True
 
 
 def fuse_attention(plain: Callable[..., Array]) -> Callable[..., Array]:
-    """Wrap `plain`, an implementation of attention, in a single operation."""
+    """Wrap `plain`, an implementation of attention, in a single primitive."""
 
     def attend(
         query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
@@ -307,7 +313,10 @@ def _compute_kernel(
 def _batch_kernel(
     operands: Sequence[Array], dims: Sequence[int | None], *, plain: Callable[..., Array]
 ) -> Any:
-    """Bind the operation with the mapped dimension in front, which the query always gets."""
+    """Bind the primitive for vmap, with the mapped axis of the query in front.
+
+    A query that is not mapped is broadcast, because its shape defines that of the results.
+    """
     (query, *other_operands), (axis, *axes) = operands, dims
     if axis is None:
         mapped_axes = zip(other_operands, axes, strict=True)

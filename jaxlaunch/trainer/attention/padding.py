@@ -1,7 +1,7 @@
 """Masks of the tokens that are text and not padding.
 
-They follow from the keys of an example that trainer/tasks/lm describes. The functions accept
-arrays of numpy or JAX.
+The masks are derived from the keys of an example, which trainer/tasks/lm.py describes. The
+functions accept NumPy and JAX arrays.
 
 B batch, L length, T = L + 1 tokens.
 """
@@ -16,17 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Arrays = Mapping[str, Any]  # key of an example -> array [B, ...]
+# Arrays [B, ...] by the keys of an example.
+Arrays = Mapping[str, Any]
 
 
 def real_tokens(batch: Arrays) -> Any:
     """Return which of `tokens` [B, T] are text, as a boolean array [B, T].
 
-    Tokens are padding in a row of `weight` 0, where `attention_mask` is 0, and from `length` on. A
-    segment numbered 0 or less is padding if nothing in it is predicted. Without a `mask` [B, T -
-    1], such a segment counts as text if the row begins with it, since segments may be counted from
-    0. If a row has only a mask, the tokens after its last target are padding, because they
-    influence no loss.
+    Tokens are padding in rows of `weight` 0, where `attention_mask` is 0, and from `length` on. A
+    segment with a number of 0 or less is padding if none of its tokens is predicted. Without a
+    `mask` [B, T - 1] it counts as text if the row begins with it, because segments may be counted
+    from 0. If a row has only a mask, the tokens after its last target are padding, because they do
+    not affect the loss.
     """
     shape, xp = batch["tokens"].shape, np if isinstance(batch["tokens"], np.ndarray) else jnp
     index_T, real_BT = np.arange(shape[1], dtype=np.int32), xp.ones(shape, bool)
@@ -36,12 +37,14 @@ def real_tokens(batch: Arrays) -> Any:
         real_BT = real_BT & (index_T[None, :] < length_B[:, None])
     mask_BL, segments_BT = batch.get("mask"), batch.get("segments")
     if segments_BT is not None:
-        for filler_BT in (segments_BT == 0, segments_BT < 0):
-            is_text_B1 = filler_BT[:, :1]
+        for is_unnumbered_BT in (segments_BT == 0, segments_BT < 0):
+            is_text_B1 = is_unnumbered_BT[:, :1]
             if mask_BL is not None:
-                is_predicted_BL = filler_BT[:, 1:] & filler_BT[:, :-1] & (mask_BL != 0)
+                is_predicted_BL = (
+                    is_unnumbered_BT[:, 1:] & is_unnumbered_BT[:, :-1] & (mask_BL != 0)
+                )
                 is_text_B1 = is_predicted_BL.any(1)[:, None]
-            real_BT = real_BT & (~filler_BT | is_text_B1)
+            real_BT = real_BT & (~is_unnumbered_BT | is_text_B1)
     elif mask_BL is not None and visible_BT is None and length_B is None:
         last_B1 = _last_index(mask_BL != 0, index_T[1:])
         real_BT = real_BT & (index_T[None, :] <= last_B1) & (last_B1 > 0)
@@ -51,10 +54,10 @@ def real_tokens(batch: Arrays) -> Any:
 
 
 def input_mask(batch: Arrays) -> Any:
-    """Return which input tokens, all but the last of a row, count, as a boolean array [B, T - 1].
+    """Return which input tokens are counted as text, as a boolean array [B, T - 1].
 
-    These are the text tokens except for the last one. A model reads the last text token only in a
-    padded row, so leaving it out makes the count independent of padding.
+    These are the text tokens of a row except for the last one. The last one is an input only if
+    padding follows it, so leaving it out makes the count independent of padding.
     """
     real_BT = real_tokens(batch)
     index_T = np.arange(real_BT.shape[1], dtype=np.int32)
@@ -62,15 +65,14 @@ def input_mask(batch: Arrays) -> Any:
 
 
 def _last_index(is_set_BX: Any, index_X: Any) -> Any:
-    """Return the index of the last set place of each row, [B, 1]; 0 if none is set."""
+    """Return the index of the last true value of each row, [B, 1], or 0 if there is none."""
     return (is_set_BX.astype(np.int32) * index_X[None, :]).max(1)[:, None]
 
 
 def target_mask(batch: Arrays) -> Any:
-    """Return which of `tokens` [B, T] after the first are predicted, as a boolean array [B, T - 1].
+    """Return which tokens after the first are predicted, as a boolean array [B, T - 1].
 
-    A target is text that follows text of its own segment, and whose `mask` is not 0 if there is
-    one.
+    A target is text that follows text of its own segment, and whose `mask`, if any, is not 0.
     """
     real_BT = real_tokens(batch)
     is_target_BL = real_BT[:, 1:] & real_BT[:, :-1]
@@ -93,7 +95,10 @@ def split_rows(batch: Arrays) -> dict[str, Any]:
 
 
 def count_input_tokens(batch: Arrays) -> jax.Array:
-    """Count the tokens in `input_mask`, an int32 scalar. Ignores keys of unexpected shapes."""
+    """Return the number of tokens in `input_mask`, an int32 scalar.
+
+    Keys of unexpected shapes, which belong to a task of the user, are ignored.
+    """
     rows = split_rows(batch)
     size, length = rows["tokens"].shape
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(

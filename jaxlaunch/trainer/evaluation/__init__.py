@@ -1,1 +1,1 @@
-"""Held-out numbers of a checkpoint, and predictions."""
+"""Evaluation of a checkpoint on held-out data, and predictions for files."""

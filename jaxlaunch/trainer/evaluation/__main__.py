@@ -19,7 +19,7 @@ from jaxlaunch.trainer.start.process import print_result
 
 
 def main() -> int:
-    """Evaluate as the arguments say and print the means as JSON; return the exit code."""
+    """Evaluate a checkpoint, print the result as JSON, and return the exit code."""
     options = programs.read_options(programs.Evaluate, "jaxlaunch.trainer.evaluation", __doc__)
 
     def evaluate_checkpoint() -> dict[str, Any]:

@@ -42,18 +42,18 @@ from jaxlaunch.trainer.sources.tables.features import Features
 from jaxlaunch.trainer.spec.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
 
-# Rows in the result if no file is written.
+# The number of rows in the result if no file is written, and of skipped inputs that are listed.
 SHOWN_ROWS = 20
-# Rows of a Parquet file that are in memory at once.
+# The number of rows of a Parquet file that are in memory at a time.
 COLUMN_ROWS = 256
 Row = dict[str, Any]
 Array = np.ndarray[Any, Any]
-# Called with the description of an unreadable input: raises, or records that it is left out.
+# Receives the description of an unreadable input, and raises DataError or records it as skipped.
 Skip = Callable[[str], None]
 
 
 def main() -> int:
-    """Predict as the arguments say and print the result as JSON; return the exit code."""
+    """Predict for files, print the result as JSON, and return the exit code."""
     options = programs.read_options(
         programs.Predict, "jaxlaunch.trainer.evaluation.predict", __doc__
     )
@@ -61,7 +61,10 @@ def main() -> int:
 
 
 def predict_files(options: programs.Predict) -> dict[str, Any]:
-    """Write the table, or return its first rows, with the number of rows. Raises a TrainerError."""
+    """Write the table of predictions, or return its first rows, and return a summary.
+
+    Raises a TrainerError.
+    """
     if options.output is not None:
         _check_output(options.output)
     if remote.is_remote(options.folder):
@@ -84,12 +87,12 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
 
     paths = _list_files(options.files, is_table, skip_fault)
     model = load_model(options, inputs, notes.append)
-    size = min(model.spec.batch, task_model.MAX_BATCH)
-    parts = (_read_tables if is_table else _read_images)(paths, inputs, size, skip_fault)
+    batch_size = min(model.spec.batch, task_model.MAX_BATCH)
+    read_batches = _read_tables if is_table else _read_images
     rows = (
         row
-        for part in parts
-        for row in _output_rows(part, model.predict(part.arrays), inputs, options.top)
+        for batch in read_batches(paths, inputs, batch_size, skip_fault)
+        for row in _output_rows(batch, model.predict(batch.arrays), inputs, options.top)
     )
     count, shown_rows = _write_table(options.output, rows)
     notes += [f"left out: {fault}" for fault in skipped[:SHOWN_ROWS]]
@@ -98,7 +101,10 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
 
 
 def _list_files(names: Sequence[str], is_table: bool, skip: Skip) -> list[str]:
-    """Return the files, those of a folder by name. Raises DataError for an empty folder."""
+    """Return the paths of all files, with folders replaced by the readable files in them.
+
+    Raises DataError for a folder without readable files.
+    """
     paths: list[str] = []
     for name in names:
         if listing.is_folder(name):
@@ -107,7 +113,7 @@ def _list_files(names: Sequence[str], is_table: bool, skip: Skip) -> list[str]:
                 endings: tuple[str, ...] = tables.ENDINGS
                 readable = [member for member in members if tables.is_table(member)]
             else:
-                # Images, or containers of images if there are none.
+                # Containers of images are only read if there are no images.
                 endings = (*picture.IMAGE_SUFFIXES, ".tar", *listing.TABLE_SUFFIXES)
                 kinds = {member: listing.file_kind(member) for member in members}
                 readable = [member for member in members if kinds[member] == "files"]
@@ -129,7 +135,7 @@ def _list_files(names: Sequence[str], is_table: bool, skip: Skip) -> list[str]:
 def load_model(
     options: programs.Predict, inputs: Mapping[str, Any], note: Callable[[str], None]
 ) -> TaskModel:
-    """Load the model from a folder of checkpoints or from an export. Raises a TrainerError."""
+    """Load the model from a folder of checkpoints or an export. Raises a TrainerError."""
     folder, step = options.folder, options.step
     if (train := os.environ.get(contract.TRAIN_SPEC)) is not None:
         return task_model.load_task_model(folder, train, step=step, ema=options.ema, note=note)
@@ -140,14 +146,24 @@ def load_model(
 
 
 class ExampleBatch(NamedTuple):
-    """A batch of examples: the origin of each, and arrays [N, …] by name."""
+    """A batch of examples.
+
+    Attributes:
+        origins: Columns of the result that say where each example is from.
+        arrays: Arrays [N, …] by their keys in an example.
+    """
 
     origins: list[Row]
     arrays: dict[str, Array]
 
 
-class Item(NamedTuple):
-    """An image that has not been read yet; `name` is its file and its name in there."""
+class ImageItem(NamedTuple):
+    """An image that has not been read yet.
+
+    Attributes:
+        name: Path of its file, and its name in the file if that is a container.
+        read: Function that returns the encoded image.
+    """
 
     name: str
     read: Callable[[], bytes]
@@ -156,18 +172,18 @@ class Item(NamedTuple):
 def _read_images(
     paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip
 ) -> Iterator[ExampleBatch]:
-    """Yield batches of images, uint8 in the model's shape, transformed as in an evaluation."""
+    """Yield batches of images in the model's shape, as uint8, transformed as in an evaluation."""
     shape = inputs["shape"]
     channels = shape[2] if len(shape) == 3 else 1
     transform = Transform(Augment(eval_crop=inputs["eval_crop"]), (shape[0], shape[1]), "eval")
 
-    def find_items() -> Iterator[Item]:
+    def find_images() -> Iterator[ImageItem]:
         for path in paths:
             with _skip_unreadable(path, skip):
-                yield from _find_items(path)
+                yield from _find_images(path)
 
-    def read_pixels(item: Item) -> Array | str:
-        """Return the pixels of an image, or a description of its fault."""
+    def read_pixels(item: ImageItem) -> Array | str:
+        """Return the pixels of an image, or a sentence if it cannot be read."""
         try:
             return transform(Picture(item.read(), channels)).reshape(shape)
         except BrokenImageError as error:
@@ -175,18 +191,18 @@ def _read_images(
         except OSError as error:
             return f"{item.name} cannot be read: {error.strerror or error}"
 
-    items = find_items()
+    items = find_images()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         while chunk := list(itertools.islice(items, size)):
-            places, images = [], []
+            origins, images = [], []
             for item, pixels in zip(chunk, threads.map(read_pixels, chunk), strict=True):
                 if isinstance(pixels, str):
                     skip(pixels)
                 else:
-                    places.append({"file": item.name})
+                    origins.append({"file": item.name})
                     images.append(pixels)
-            if places:
-                yield ExampleBatch(places, {"image": np.stack(images)})
+            if origins:
+                yield ExampleBatch(origins, {"image": np.stack(images)})
 
 
 @contextlib.contextmanager
@@ -199,7 +215,7 @@ def _skip_unreadable(path: str, skip: Skip) -> Iterator[None]:
         skip(f"{printable_path(path)} cannot be read: {error.strerror or error}")
 
 
-def _find_items(path: str) -> Iterator[Item]:
+def _find_images(path: str) -> Iterator[ImageItem]:
     """Yield the images of a file: the file itself, members of a tar, or rows of Parquet and Arrow.
 
     Raises DataError if the file is damaged or holds no image, and OSError or StorageError if it
@@ -207,31 +223,33 @@ def _find_items(path: str) -> Iterator[Item]:
     """
     kind = listing.file_kind(path)
     if kind not in ("tar", "table"):
-        yield Item(printable_path(path), partial(index.read_file, path))
+        yield ImageItem(printable_path(path), partial(index.read_file, path))
         return
-    item: Item | None = None
-    for item in _tar_items(path) if kind == "tar" else _table_items(path):
+    item: ImageItem | None = None
+    for item in _tar_images(path) if kind == "tar" else _table_images(path):
         yield item
     if item is None:
         raise DataError(f"{printable_path(path)} holds no image")
 
 
-def _tar_items(path: str) -> Iterator[Item]:
+def _tar_images(path: str) -> Iterator[ImageItem]:
     size_bytes = data_files.file_size(path)
     with build.open_tar(path) as tar:
         for member in tar:
-            name, place = os.path.basename(member.name), printable_path(member.name)
+            name, member_path = os.path.basename(member.name), printable_path(member.name)
             is_image = name.lower().endswith(picture.IMAGE_SUFFIXES) and not name.startswith(".")
             if not (member.isreg() and is_image):
                 continue
             if member.offset_data + member.size > size_bytes:
-                raise DataError(f"{printable_path(path)} is truncated: it ends within {place}")
+                raise DataError(
+                    f"{printable_path(path)} is truncated: it ends within {member_path}"
+                )
             read = partial(data_files.read_bytes, path, member.offset_data, member.size)
-            yield Item(f"{printable_path(path)}, {place}", read)
+            yield ImageItem(f"{printable_path(path)}, {member_path}", read)
 
 
-def _table_items(path: str) -> Iterator[Item]:
-    """Yield the rows of the image column. A row without an image has no bytes."""
+def _table_images(path: str) -> Iterator[ImageItem]:
+    """Yield the images in the rows of a Parquet or Arrow file. A null becomes an empty image."""
     import pyarrow
     from pyarrow import parquet
 
@@ -254,7 +272,7 @@ def _table_items(path: str) -> Iterator[Item]:
             for value in column:
                 row += 1
                 read = partial(bytes, value.as_py() or b"")
-                yield Item(f"{printable_path(path)}, row {row}", read)
+                yield ImageItem(f"{printable_path(path)}, row {row}", read)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Errors with an errno come from the file system.
@@ -265,7 +283,7 @@ def _table_items(path: str) -> Iterator[Item]:
 def _read_tables(
     paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip
 ) -> Iterator[ExampleBatch]:
-    """Yield batches of rows as `features`, float32 [N, F], numbered from 1 in each file."""
+    """Yield batches of rows as `features`, float32 [N, F]. Rows are numbered from 1 in a file."""
     features = Features.from_json(inputs)
     for path in paths:
         contents = None
@@ -280,19 +298,19 @@ def _read_tables(
         valid = [row for row in range(len(table)) if row not in faults]
         for start in range(0, len(valid), size):
             rows = valid[start : start + size]
-            places: list[Row] = [{"file": printable_path(path), "row": row + 1} for row in rows]
-            yield ExampleBatch(places, {"features": x_NF[rows]})
+            origins: list[Row] = [{"file": printable_path(path), "row": row + 1} for row in rows]
+            yield ExampleBatch(origins, {"features": x_NF[rows]})
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 TABLE_ENDINGS = (".csv", ".jsonl", ".parquet")
-# Rows of a row group in a Parquet file.
+# The number of rows in a row group of a Parquet file.
 GROUP_ROWS = 4096
 
 
 def _output_rows(
-    part: ExampleBatch, outputs: Any, inputs: Mapping[str, Any], top: int
+    batch: ExampleBatch, outputs: Any, inputs: Mapping[str, Any], top: int
 ) -> Iterator[Row]:
     """Yield a row of the table for each example: its origin, followed by the prediction."""
     outputs_BV = np.asarray(outputs, np.float64)
@@ -301,27 +319,27 @@ def _output_rows(
         if inputs["target"] == "regression":
             names, values_BV = names or [f"value_{number + 1}" for number in numbers], outputs_BV
         else:
-            # This form of the sigmoid does not overflow.
             names = names or [*map(str, numbers)]
+            # This form of the sigmoid does not overflow.
             values_BV = 0.5 * (1.0 + np.tanh(0.5 * outputs_BV))
-        for place, value_V in zip(part.origins, values_BV, strict=True):
-            yield place | dict(zip(names, value_V.tolist(), strict=True))
+        for origin, value_V in zip(batch.origins, values_BV, strict=True):
+            yield origin | dict(zip(names, value_V.tolist(), strict=True))
         return
-    chances_BV = np.exp(outputs_BV - outputs_BV.max(-1, keepdims=True))
-    chances_BV /= chances_BV.sum(-1, keepdims=True)
+    probs_BV = np.exp(outputs_BV - outputs_BV.max(-1, keepdims=True))
+    probs_BV /= probs_BV.sum(-1, keepdims=True)
     classes = inputs.get("classes", ())
-    for place, chance_V in zip(part.origins, chances_BV, strict=True):
-        row = dict(place)
-        # The labels of the largest probabilities; of equal ones the first label wins.
-        for rank, label in enumerate(np.argsort(-chance_V, kind="stable")[:top].tolist(), 1):
-            ending = "" if rank == 1 else f"_{rank}"
-            row[f"label{ending}"] = classes[label] if label < len(classes) else str(label)
-            row[f"probability{ending}"] = float(chance_V[label])
+    for origin, prob_V in zip(batch.origins, probs_BV, strict=True):
+        row = dict(origin)
+        # The sort is stable, so that of equally likely labels the first one comes first.
+        for rank, label in enumerate(np.argsort(-prob_V, kind="stable")[:top].tolist(), 1):
+            suffix = "" if rank == 1 else f"_{rank}"
+            row[f"label{suffix}"] = classes[label] if label < len(classes) else str(label)
+            row[f"probability{suffix}"] = float(prob_V[label])
         yield row
 
 
 def _check_output(path: str) -> None:
-    """Raise SpecError for a path to which no table can be written."""
+    """Raise SpecError if no table can be written to the path."""
     if "://" in path:
         raise SpecError(f"{path} is not a local file; write to a local one, and copy it from there")
     if os.path.splitext(path)[1] not in TABLE_ENDINGS:
@@ -333,7 +351,7 @@ def _check_output(path: str) -> None:
 
 
 def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]:
-    """Write the rows; return their number, and without a path the first ones."""
+    """Write the rows to `path`; return their number and, without a path, the first rows."""
     first = next(rows, None)
     if first is None:
         raise DataError("nothing is left that can be read")
@@ -341,20 +359,23 @@ def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]
     if path is None:
         shown_rows = list(itertools.islice(rows, SHOWN_ROWS))
         return len(shown_rows) + sum(1 for _ in rows), shown_rows
-    numbered = itertools.count()
-    counted = (row for row, _ in zip(rows, numbered, strict=False))
+    # After all rows have been written, the next number of the counter is the number of rows.
+    counter = itertools.count()
+    counted_rows = (row for row, _ in zip(rows, counter, strict=False))
     with atomic_file.open_draft(Path(path)) as draft:
         if path.endswith(".parquet"):
-            _write_parquet(draft, counted)
+            _write_parquet(draft, counted_rows)
         else:
             with draft.open("w", encoding="utf-8", newline="") as file:
                 if path.endswith(".jsonl"):
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in counted)
+                    file.writelines(
+                        json.dumps(row, ensure_ascii=False) + "\n" for row in counted_rows
+                    )
                 else:
                     table = csv.DictWriter(file, [*first])
                     table.writeheader()
-                    table.writerows(counted)
-    return next(numbered), []
+                    table.writerows(counted_rows)
+    return next(counter), []
 
 
 def _write_parquet(path: Path, rows: Iterable[Row]) -> None:

@@ -67,11 +67,11 @@ class TaskModel:
         params: NamedArrays,
         other_arrays: NamedArrays,
         *,
-        trained_beside: str | None = None,
+        held_out_fingerprint: str | None = None,
         note: Callable[[str], None] = print,
     ) -> None:
         # The fingerprint of the data that the training held out, if it is known.
-        self._trained_beside, self._note = trained_beside, note
+        self._held_out_fingerprint, self._note = held_out_fingerprint, note
         self.spec, self.step, self.params, self.rest = spec, step, params, other_arrays
         self._task, self._step = task, compiled
         self._predict: Any = None
@@ -88,14 +88,13 @@ class TaskModel:
 
         **Arguments:**
 
-        - `inputs`: an array `[N, …]` of what the task's examples contain as `image`, or a dict of
-          arrays `[N, …]` with
-            the keys of its examples.
+        - `inputs`: an array `[N, …]` of the `image` of examples, or a dict of arrays `[N, …]` with
+          the keys of the task's examples.
 
         **Returns:**
 
-        What the task's `predict` returns, or the model itself if the task has no such method, as
-        numpy arrays `[N, …]`; for a classification these are logits `[N, V]`.
+        The result of the task's `predict`, or of the model if the task has no such method, as numpy
+        arrays `[N, …]`. For a classification these are logits `[N, V]`.
 
         **Raises:**
 
@@ -120,14 +119,14 @@ class TaskModel:
         shards = meshes.count_shards(self._step.mesh)
         split = meshes.batch_sharding(self._step.mesh)
         size = min(self.spec.batch, -(-count // shards) * shards)
-        parts = []
+        batches = []
         for start in range(0, count, size):
-            # The last batch is filled up with the first rows.
+            # The last batch is filled up with the first rows, whose outputs are then dropped.
             rows = np.arange(start, start + size) % count
             batch = {name: jax.device_put(array[rows], split) for name, array in arrays.items()}
             with self._step.builder.trace_context():
-                parts.append(jax.device_get(self._predict(self.params, self.rest, batch)))
-        return jax.tree.map(lambda *outputs: np.concatenate(outputs)[:count], *parts)
+                batches.append(jax.device_get(self._predict(self.params, self.rest, batch)))
+        return jax.tree.map(lambda *outputs: np.concatenate(outputs)[:count], *batches)
 
     def held_out(
         self, data: Mapping[str, Any] | None = None
@@ -159,8 +158,8 @@ class TaskModel:
 
         **Returns:**
 
-        The means of the loss and the metrics by name, and the number of `examples`: what the
-        training logs at this step.
+        The means of the loss and the metrics by name, and the number of `examples`, as the training
+        logs them at this step.
         """
         return self._evaluate_means(self._open_evaluation(data))
 
@@ -169,8 +168,8 @@ class TaskModel:
 
         **Returns:**
 
-        What `evaluate` returns, and what `launcher eval -o json` prints under `classification`, or
-        `None` for other tasks.
+        The result of `evaluate`, and the report that `launcher eval -o json` prints as
+        `classification`, or `None` for other tasks.
 
         **Raises:**
 
@@ -182,7 +181,7 @@ class TaskModel:
         reports: list[Classification] = []
 
         def add_batch(number: int, outputs: Any) -> None:
-            # The classes are only known after the loss has been traced.
+            # The number of classes is only known after the loss has been traced.
             if not reports:
                 reports.append(task.start_classification())
             predictions, weight_B = jax.device_get(outputs)
@@ -197,7 +196,13 @@ class TaskModel:
         extra_outputs: Callable[..., Any] | None = None,
         on_batch: Callable[[int, Any], None] | None = None,
     ) -> dict[str, float]:
-        """Return the means; `on_batch` gets the number of each batch and its `extra_outputs`."""
+        """Return the means over the held-out data.
+
+        Args:
+            evaluation: The held-out data.
+            extra_outputs: Function of model and batch that is compiled with the loss.
+            on_batch: Function that receives the number of each batch and its `extra_outputs`.
+        """
         means, compiled = EvaluationMeans(self._task.derived), None
         for number, batch in enumerate(evaluation.iterate(self._step.put_batch)):
             compiled = compiled or self._step.compile_evaluator(batch, extra_outputs)
@@ -227,11 +232,11 @@ class TaskModel:
                 "train.data has no held-out examples; name some, as eval_split or eval_path"
             )
         current = source.fingerprint()
-        if data is None and self._trained_beside not in (None, current):
+        if data is None and self._held_out_fingerprint not in (None, current):
             self._note(
                 f"these are not the held-out data of the training: {current}, and those were "
-                f"{self._trained_beside}; examples that the model was trained on would make the "
-                "metrics too good"
+                f"{self._held_out_fingerprint}; examples that the model was trained on would make "
+                "the metrics too good"
             )
         return Evaluation(
             source,
@@ -255,10 +260,18 @@ def load_task_model(
     mesh: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None = None,
     note: Callable[[str], None] = print,
 ) -> TaskModel:
-    """Load the model from a folder or URL of checkpoints, for the train block as JSON.
+    """Load the model and the task of a training from its checkpoints.
 
-    By default the newest undamaged step is loaded; `ema` takes the moving average of its
-    parameters. `note` is called with sentences for the user. Raises a TrainerError.
+    Args:
+        folder: Folder or URL of the checkpoints.
+        train: The train block of the job, as JSON.
+        step: Step to load, by default the newest undamaged one.
+        ema: Whether to use the moving average of the parameters.
+        mesh: Mesh to use, by default that of the training if it fits the devices.
+        note: Function that receives sentences for the user.
+
+    Raises:
+        TrainerError: No step is usable, or the job does not describe the model in the checkpoint.
     """
     if remote.is_remote(folder):
         remote.check_url("the folder of checkpoints", folder)
@@ -288,58 +301,64 @@ def load_task_model(
     other_arrays = _read_arrays(reader.evaluated_buffers(stored, ema), compiled.abstract.buffers)
     saved: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
     abstract_params = compiled.builder.to_tree(compiled.abstract)["params"]
-    if odd := ", ".join(sorted(saved.keys() ^ abstract_params.keys())[:5]):
-        raise SpecError(f"{name} holds other parameters than the model of the job: {odd}")
+    if mismatched := ", ".join(sorted(saved.keys() ^ abstract_params.keys())[:5]):
+        raise SpecError(f"{name} holds other parameters than the model of the job: {mismatched}")
     with compiled.builder.check_base(stored.meta.get("base"), name):
         params = compiled.builder.add_base(_read_arrays(saved, abstract_params))
-    beside = stored.meta.get("eval_data")
+    eval_data = stored.meta.get("eval_data")
     return TaskModel(
         *(spec, task, compiled, stored.step, params, other_arrays),
-        trained_beside=beside if isinstance(beside, str) else None,
+        held_out_fingerprint=eval_data if isinstance(eval_data, str) else None,
         note=note,
     )
 
 
-def _read_arrays(stored: Mapping[str, Any], like: NamedArrays) -> NamedArrays:
-    """Put stored arrays on the devices, one at a time. Raises SpecError, StorageError."""
+def _read_arrays(stored: Mapping[str, Any], abstract: NamedArrays) -> NamedArrays:
+    """Put stored arrays on the devices one at a time, with the dtypes and shardings of `abstract`.
+
+    Raises SpecError, StorageError.
+    """
     arrays: dict[str, Array] = {}
-    for name, leaf in like.items():
+    for name, target in abstract.items():
         if name not in stored:
             raise SpecError(f"the checkpoint does not contain {name} of the model")
-        stored_shape, shape = list(stored[name].shape), list(leaf.shape)
+        stored_shape, shape = list(stored[name].shape), list(target.shape)
         if stored_shape != shape:
             shapes = f"{stored_shape} in the checkpoint and {shape} in the model"
             raise SpecError(f"{name} is {shapes}")
-        whole = np.asarray(stored[name][...]).astype(leaf.dtype)
-        arrays[name] = jax.make_array_from_callback(leaf.shape, leaf.sharding, whole.__getitem__)
+        array = np.asarray(stored[name][...]).astype(target.dtype)
+        arrays[name] = jax.make_array_from_callback(
+            target.shape, target.sharding, array.__getitem__
+        )
     return arrays
 
 
 def choose_mesh(
     spec: TrainSpec, requested: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None
 ) -> jax.sharding.Mesh:
-    """Return the requested mesh, or the training's, all devices, or one, whichever fits."""
+    """Return the requested mesh, or the first that fits: the training's, all devices, or one."""
     if requested is not None:
         return meshes.resolve_mesh(requested)
     count = jax.device_count()
     with contextlib.suppress(ValueError, SpecError):
         spec.mesh.resolve(count)
         return meshes.build_mesh(spec.mesh)
-    used = count if spec.batch % count == 0 else 1
-    return meshes.build_mesh(specs.Mesh(dp=-1), jax.devices()[:used])
+    devices = jax.devices() if spec.batch % count == 0 else jax.devices()[:1]
+    return meshes.build_mesh(specs.Mesh(dp=-1), devices)
 
 
 # --- models without a job -------------------------------------------------------------------------
 
-# Largest number of examples in a batch of a prediction.
+# The largest number of examples in a batch for predictions.
 MAX_BATCH = 256
 
 
 def read_described_inputs(folder: str) -> dict[str, Any] | None:
-    """Return what the model in a folder reads, None if it generates text or nothing says it.
+    """Return the description of the inputs that the model in a folder reads.
 
-    The folder holds checkpoints or an export, which describe their inputs, or a published model of
-    images, whose inputs are those of its config.json. Raises SpecError, StorageError.
+    Checkpoints and exports contain such a description. For a published image model it is derived
+    from config.json. Returns None for a language model, and if there is no description. Raises
+    SpecError, StorageError.
     """
     storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if remote.is_remote(folder):
@@ -358,7 +377,7 @@ def read_described_inputs(folder: str) -> dict[str, Any] | None:
     model = folders.read_model(folder)
     if not isinstance(model, specs.ImageModel):
         return None
-    # Convolutions read images of any size.
+    # Convolutional networks read images of any size.
     size = model.image if isinstance(model, specs.ViT) else [MAX_BATCH, MAX_BATCH]
     return {"target": "class", "shape": [*size, model.channels]}
 
@@ -372,9 +391,10 @@ def load_without_job(
     mesh: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None = None,
     note: Callable[[str], None] = print,
 ) -> TaskModel:
-    """Load a model of the built-in task from checkpoints or an export, which describe `inputs`.
+    """Load a model of the built-in classification task from checkpoints or an export.
 
-    Raises a TrainerError.
+    `inputs` is the description of its inputs, which replaces the data of a job. The other arguments
+    are those of `load_task_model`. Raises a TrainerError.
     """
     if not (epath.Path(folder) / "config.json").exists():
         stored = reader.find_step(folder, step, note)
@@ -398,8 +418,8 @@ def load_without_job(
 def _built_in_spec(
     inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any
 ) -> TrainSpec:
-    """Return a spec of the built-in task with the keys that a prediction needs."""
+    """Return a spec of the built-in classification task that is sufficient for predictions."""
     keys = {"task": specs.CLASSIFY, "model": model.model_dump(), "precision": precision}
     keys |= {"loss": {"target": inputs["target"]}, "batch": MAX_BATCH}
-    # SGD has no state.
+    # SGD has no state, so no memory is wasted on an optimizer.
     return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})

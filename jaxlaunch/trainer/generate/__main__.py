@@ -24,9 +24,9 @@ from jaxlaunch.trainer.text.chats import ASSISTANT, ChatTemplates
 from jaxlaunch.trainer.text.documents import UnfitRowError
 from jaxlaunch.trainer.text.turn_ends import turn_end_tokens
 
-# Default length of an answer.
+# Default length of an answer in tokens.
 CHAT_MAX_TOKENS = 512
-# Decoding puts this in place of a character whose last bytes have not been generated yet.
+# The decoded text has this character where the last bytes of a character are still missing.
 INCOMPLETE = "\ufffd"
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     answers = sys.stdout
 
     def print_event(event: Mapping[str, Any]) -> None:
-        """Print an event, while notes and libraries print to stderr."""
+        """Print an event to the original stdout. What libraries print goes to stderr."""
         print(json.dumps(event), file=answers, flush=True)
 
     if options.chat:
@@ -47,7 +47,7 @@ def main() -> int:
 def generate_samples(
     options: programs.Sample, emit: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """Generate the requested samples; a single sample is also emitted in pieces."""
+    """Return the requested samples as JSON. A single sample is also emitted in pieces."""
     model, notes = _load_model(options)
     rows = model.rows([*options.prompt, *map(_parse_ids, options.ids)])
     sampling = options.sampling_options()
@@ -69,7 +69,10 @@ def generate_samples(
 def run_chat(
     options: programs.Sample, lines: Iterable[str], emit: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """Answer the lines, and emit the answers in pieces, with the end of each."""
+    """Answer each line, a message of the user as JSON, and emit the answer in pieces.
+
+    Returns the conversation, and the number of tokens and seconds of the answers.
+    """
     model, notes = _load_model(options)
     chat = Chat(model, cast(SamplingOptions, options.sampling_options()), options.system)
     tokens, seconds = 0, 0.0
@@ -89,9 +92,12 @@ def run_chat(
 
 
 class Chat:
-    """A conversation in the model's chat template. Raises SpecError if it has none."""
+    """A conversation in the model's chat template, which may begin with a system message.
 
-    def __init__(self, model: TextModel, how: SamplingOptions, system: str | None) -> None:
+    Raises SpecError if the model has no chat template.
+    """
+
+    def __init__(self, model: TextModel, options: SamplingOptions, system: str | None) -> None:
         if model.tokenizer is None:
             raise SpecError(
                 "--chat needs a model with a tokenizer, whose chat template says how turns "
@@ -103,22 +109,22 @@ class Chat:
         except SpecError as error:
             needed = "the chat template of the model's tokenizer"
             raise SpecError(f"--chat needs {needed}: {error}") from None
-        self._how: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **how}
+        self._options: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **options}
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         add_end_tokens(model, turn_end_tokens(self._chats, model.tokenizer))
 
     def answer_message(self, text: str, emit: Callable[[Mapping[str, Any]], None]) -> Sample:
-        """Return the model's answer to a message of the user, which is also emitted in pieces.
+        """Return the model's answer to a message of the user, and emit it in pieces.
 
-        Raises SpecError if the template refuses the messages, or if the model has no positions left
-        for them. The messages are unchanged in this case.
+        Raises SpecError if the template does not accept the messages, or if they exceed the
+        positions of the model. The conversation is then unchanged.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
             (prompt,) = self._tokenizer.encode_batch([self._chats.render_prompt(messages)])
         except UnfitRowError as error:
             raise SpecError(str(error)) from None
-        sample = _stream_sample(self._model, prompt, self._how, emit)
+        sample = _stream_sample(self._model, prompt, self._options, emit)
         answer = {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)}
         self.messages = [*messages, answer]
         return sample
@@ -142,11 +148,17 @@ def _parse_ids(text: str) -> Prompt:
 
 
 def _stream_sample(
-    model: TextModel, prompt: Ids, how: SamplingOptions, emit: Callable[[Mapping[str, Any]], None]
+    model: TextModel,
+    prompt: Ids,
+    options: SamplingOptions,
+    emit: Callable[[Mapping[str, Any]], None],
 ) -> Sample:
-    """Return the sample of a prompt, and emit its text in pieces, or its ids."""
+    """Return the sample of a prompt, and emit its text, or without a tokenizer its ids, in pieces.
+
+    The end of the text is held back while its last character is incomplete.
+    """
     emitted, text, sample = "", "", Sample([], 0.0, False)
-    for sample in model.stream(prompt, **how):
+    for sample in model.stream(prompt, **options):
         decoded = model.text(sample)
         text = "".join(f"{token} " for token in sample.ids) if decoded is None else decoded
         complete = text.rstrip(INCOMPLETE)

@@ -1,12 +1,14 @@
-"""Choice of the next tokens: the likeliest, drawn at a temperature, or by beam search.
+"""Choice of the next tokens: greedy decoding, sampling, and beam search.
 
-Beam search approximates the likeliest texts with a fixed number of beams. A finished text is scored
-by the mean log-probability of its tokens, including its end, as in transformers with
-`length_penalty` 1 and `early_stopping="never"`: the search continues as long as a beam could still
-become one of the best texts. Beams that reach the limit count as finished.
+Beam search approximates the likeliest texts with a fixed number of beams. Each step extends every
+beam by every token and keeps the best of these candidates. A candidate that ends is moved to the
+finished texts, whose score is the mean log-probability of their tokens, including the end token.
+The search continues as long as a beam could still become one of the best finished texts. Beams that
+reach the limit count as finished. This is the search of transformers with `length_penalty=1` and
+`early_stopping="never"`.
 
-B batch, K beams, C candidates of a step, R = B × K rows, P tokens of the prompts, N tokens that
-fit, V vocabulary.
+B batch, K beams, C candidates of a step, R = B × K rows, P tokens of the prompts, N slots for new
+tokens, E end tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.network import Cache, Network, Weights
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-# Fields of Sampling that leave out tokens.
+# Fields of Sampling that exclude tokens from the draw.
 CUTTING_FIELDS = ("top_k", "top_p", "min_p")
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of Sampling, for the types of functions that pass them on."""
+    """The fields of Sampling as keyword arguments, for type checking."""
 
     max_tokens: int
     temperature: float
@@ -44,15 +46,29 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The choice of tokens. Raises SpecError for a number out of range or without an effect."""
+    """Options of the choice of tokens.
 
-    max_tokens: int = 128  # of a sample
-    temperature: float = 0.0  # 0 always takes the likeliest token
-    top_k: int | None = None  # draw from this number of likeliest tokens
-    top_p: float | None = None  # draw from the fewest likeliest tokens with this probability
-    min_p: float | None = None  # draw from tokens with this share of the largest probability
+    Attributes:
+        max_tokens: Largest number of tokens in a sample.
+        temperature: Temperature of the draw; 0 always takes the likeliest token.
+        top_k: Draw from this number of likeliest tokens.
+        top_p: Draw from the fewest likeliest tokens whose probabilities add up to this.
+        min_p: Draw from tokens with at least this share of the largest probability.
+        beams: Number of beams; with 1 there is no beam search.
+        n: Number of samples for each prompt.
+        seed: Seed of the draws.
+
+    Raises:
+        SpecError: A number is out of range, or it would have no effect.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
     beams: int = 1
-    n: int = 1  # samples per prompt
+    n: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -84,12 +100,12 @@ class Sampling:
 
     @property
     def cutting_fields(self) -> list[str]:
-        """Names of the fields in use that exclude tokens from the draw."""
+        """Names of the fields that are set and exclude tokens from the draw."""
         return [name for name in CUTTING_FIELDS if getattr(self, name) is not None]
 
 
 class DrawParameters(NamedTuple):
-    """The numbers of a Sampling as device arrays, so that one program serves all of them."""
+    """The numbers of a Sampling as arrays, so that one compiled program serves all values."""
 
     temperature: Array
     top_k: Array
@@ -112,25 +128,34 @@ class DrawParameters(NamedTuple):
 
 
 def likeliest_tokens(logits_BV: Array) -> Array:
-    """Return the likeliest token of each row, the first of equal ones."""
+    """Return the likeliest token of each row, or the first of equally likely ones."""
     return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
 def draw_tokens(
-    logits_BV: Array, draw: DrawParameters, sample_B: Array, at: Array, *, is_cut: bool
+    logits_BV: Array, draw: DrawParameters, sample_B: Array, index: Array, *, is_cut: bool
 ) -> Array:
     """Draw a token for each row, independently of the other rows.
 
     As in transformers, top_k is applied to the logits divided by the temperature, top_p to the
-    remaining tokens, and min_p to those that are left then. The likeliest token always remains.
-    Without `is_cut` all three are ignored.
+    remaining tokens, and min_p to the tokens that then remain. The likeliest token always remains.
+
+    Args:
+        logits_BV: Logits of the next token.
+        draw: Parameters of the draw.
+        sample_B: Numbers from which the rows derive their random keys.
+        index: Index of the token in its sample, from which the key is derived too.
+        is_cut: Whether to apply top_k, top_p and min_p.
+
+    Returns:
+        The tokens [B].
     """
     logits_BV = logits_BV.astype(jnp.float32) / draw.temperature
     if is_cut:
         logits_BV = _cut_logits(logits_BV, draw)
 
     def draw_token(sample: Array, logits_V: Array) -> Array:
-        key = jax.random.fold_in(jax.random.fold_in(draw.key, sample), at)
+        key = jax.random.fold_in(jax.random.fold_in(draw.key, sample), index)
         return jax.random.categorical(key, logits_V)
 
     return jax.vmap(draw_token)(sample_B, logits_BV).astype(jnp.int32)
@@ -139,29 +164,29 @@ def draw_tokens(
 def _cut_logits(logits_BV: Array, draw: DrawParameters) -> Array:
     """Mask the logits of excluded tokens. Tokens as likely as the last remaining one are kept."""
     ranked_BV = jnp.flip(jnp.sort(logits_BV, axis=-1), axis=-1)
-    is_in_BV = jnp.arange(logits_BV.shape[1])[None, :] < draw.top_k
-    share_BV = jax.nn.softmax(jnp.where(is_in_BV, ranked_BV, MASKED_SCORE))
-    # A token stays if the likelier ones do not reach top_p.
-    is_in_BV &= jnp.cumsum(share_BV, axis=-1) - share_BV < draw.top_p
-    is_in_BV &= share_BV >= draw.min_p * share_BV[:, :1]
-    least_B1 = jnp.min(jnp.where(is_in_BV, ranked_BV, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits_BV >= least_B1, logits_BV, MASKED_SCORE)
+    remains_BV = jnp.arange(logits_BV.shape[1])[None, :] < draw.top_k
+    prob_BV = jax.nn.softmax(jnp.where(remains_BV, ranked_BV, MASKED_SCORE))
+    # A token remains if the probabilities of the likelier ones add up to less than top_p.
+    remains_BV &= jnp.cumsum(prob_BV, axis=-1) - prob_BV < draw.top_p
+    remains_BV &= prob_BV >= draw.min_p * prob_BV[:, :1]
+    threshold_B1 = jnp.min(jnp.where(remains_BV, ranked_BV, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits_BV >= threshold_B1, logits_BV, MASKED_SCORE)
 
 
 def is_end_token(token: Array, ends_E: Array) -> Array:
-    """Return whether a token is one of `ends_E`, in the shape of `token`."""
-    wide = ends_E.reshape((1,) * token.ndim + ends_E.shape)
-    return jnp.any(token[..., None] == wide, axis=-1)
+    """Return which tokens [...] are one of `ends_E`, as a boolean array [...]."""
+    ends = ends_E.reshape((1,) * token.ndim + ends_E.shape)
+    return jnp.any(token[..., None] == ends, axis=-1)
 
 
 # --- beam search ----------------------------------------------------------------------------------
 
-# Below the score of every text, and finite after a division.
+# The score of a beam that does not exist. It is below that of every text and can be divided.
 IMPOSSIBLE_SCORE = -1e30
 
 
 class Texts(NamedTuple):
-    """The K best texts of each row, best first."""
+    """The K best texts of each prompt, best first."""
 
     tokens_BKN: Array
     length_BK: Array
@@ -169,13 +194,21 @@ class Texts(NamedTuple):
 
 
 class SearchState(NamedTuple):
-    """State of the search: running beams with summed, finished texts with mean scores."""
+    """State of the search.
+
+    Attributes:
+        caches: Keys and values of each layer, with a row for each beam.
+        logits_RV: Logits of the next token of each beam.
+        running: The beams. Their score is the sum of log-probabilities.
+        finished: The best finished texts. Their score is the mean log-probability.
+        index: Number of tokens that have been chosen.
+    """
 
     caches: tuple[Cache, ...]
     logits_RV: Array
     running: Texts
     finished: Texts
-    at: Array
+    index: Array
 
 
 def search_beams(
@@ -187,38 +220,51 @@ def search_beams(
     ends_E: Array,
     *,
     count: int,
-    room: int,
+    slots: int,
 ) -> Texts:
-    """Return the `count` best texts of up to `limit` ≤ `room` tokens after each prompt."""
+    """Return the best continuations of each prompt.
+
+    Args:
+        network: The model.
+        weights: Its weights.
+        tokens_BP: Prompts, padded on the left.
+        pad_B: Number of padding tokens before each prompt.
+        limit: Largest number of tokens of a text, at most `slots`.
+        ends_E: Tokens that end a text.
+        count: Number of beams and of returned texts.
+        slots: Slots for new tokens, for which the program is compiled.
+    """
     (batch, start), rows = tokens_BP.shape, tokens_BP.shape[0] * count
-    slots = network.cache_slots(start + room)
-    logits_BV, caches = network.run_prompts(weights, tokens_BP, pad_B, slots)
+    cache_slots = network.cache_slots(start + slots)
+    logits_BV, caches = network.run_prompts(weights, tokens_BP, pad_B, cache_slots)
     caches, logits_RV, pad_R = repeat_rows((caches, logits_BV, pad_B), count)
     no_texts = Texts(
-        jnp.zeros((batch, count, room), jnp.int32),
+        jnp.zeros((batch, count, slots), jnp.int32),
         jnp.zeros((batch, count), jnp.int32),
         jnp.full((batch, count), IMPOSSIBLE_SCORE, jnp.float32),
     )
-    # Only one beam starts, because equal beams would stay equal.
-    first = no_texts._replace(score_BK=no_texts.score_BK.at[:, 0].set(0.0))
+    # Only one beam exists at the start, because equal beams would have equal continuations.
+    first_beams = no_texts._replace(score_BK=no_texts.score_BK.at[:, 0].set(0.0))
 
     def can_improve(state: SearchState) -> Array:
-        hope_B = state.running.score_BK[:, 0] / jnp.asarray(limit, jnp.float32)
-        return (state.at < limit) & jnp.any(hope_B > state.finished.score_BK[:, -1])
+        # Log-probabilities are negative, so the best possible mean is that of a text at the limit
+        # whose further tokens have probability 1.
+        bound_B = state.running.score_BK[:, 0] / jnp.asarray(limit, jnp.float32)
+        return (state.index < limit) & jnp.any(bound_B > state.finished.score_BK[:, -1])
 
     def extend_search(state: SearchState) -> SearchState:
         parent_BK, running, finished = _extend_beams(state, ends_E)
         row_R = (jnp.arange(batch)[:, None] * count + parent_BK).reshape(rows)
-        token_BK = jnp.take(running.tokens_BKN, state.at, axis=2)
+        token_BK = jnp.take(running.tokens_BKN, state.index, axis=2)
         caches = jax.tree.map(lambda x: jnp.take(x, row_R, axis=0), state.caches)
         logits_RV, caches = network.run_token(
-            weights, token_BK.reshape(rows), start + state.at, pad_R, caches
+            weights, token_BK.reshape(rows), start + state.index, pad_R, caches
         )
         logits_RV = constrain(logits_RV, "batch", "vocab")
-        return SearchState(caches, logits_RV, running, finished, state.at + 1)
+        return SearchState(caches, logits_RV, running, finished, state.index + 1)
 
     logits_RV = constrain(logits_RV, "batch", "vocab")
-    state = SearchState(caches, logits_RV, first, no_texts, jnp.zeros((), jnp.int32))
+    state = SearchState(caches, logits_RV, first_beams, no_texts, jnp.zeros((), jnp.int32))
     state = jax.lax.while_loop(can_improve, extend_search, state)
     score_BK = _mean_score(state.running.score_BK, state.running.length_BK)
     best = _best_texts(count, state.finished, state.running._replace(score_BK=score_BK))
@@ -231,39 +277,44 @@ def repeat_rows(arrays: Any, count: int) -> Any:
 
 
 def _extend_beams(state: SearchState, ends_E: Array) -> tuple[Array, Texts, Texts]:
-    """Return the parents of the best extended beams, these beams, and the finished texts.
+    """Extend all beams by a token.
 
-    As in transformers, a text only finishes if it would be among the K best candidates.
+    As in transformers, a text only finishes if it is among the K best candidates.
+
+    Returns:
+        The index [B, K] of the beam that each new beam extends, the new beams, and the finished
+        texts.
     """
     (batch, count), vocab = state.running.score_BK.shape, state.logits_RV.shape[1]
     logprob_RV = jax.nn.log_softmax(state.logits_RV.astype(jnp.float32))
     scores_BKV = state.running.score_BK[:, :, None] + logprob_RV.reshape(batch, count, vocab)
-    scores_BF = scores_BKV.reshape(batch, count * vocab)
-    enough = min((1 + ends_E.shape[0]) * count, count * vocab)
-    score_BC, flat_BC = jax.lax.top_k(scores_BF, enough)
-    parent_BC, token_BC = flat_BC // vocab, (flat_BC % vocab).astype(jnp.int32)
+    # Even if every beam can end with every end token, this includes K candidates that do not end.
+    candidates = min((1 + ends_E.shape[0]) * count, count * vocab)
+    score_BC, index_BC = jax.lax.top_k(scores_BKV.reshape(batch, count * vocab), candidates)
+    parent_BC, token_BC = index_BC // vocab, (index_BC % vocab).astype(jnp.int32)
     tokens_BCN = jnp.take_along_axis(state.running.tokens_BKN, parent_BC[:, :, None], axis=1)
     tokens_BCN = jax.lax.dynamic_update_slice_in_dim(
-        tokens_BCN, token_BC[:, :, None], state.at, axis=2
+        tokens_BCN, token_BC[:, :, None], state.index, axis=2
     )
     length_BC = jnp.take_along_axis(state.running.length_BK, parent_BC, axis=1) + 1
-    ends_BC, is_first_C = is_end_token(token_BC, ends_E), jnp.arange(enough) < count
+    is_end_BC, is_top_C = is_end_token(token_BC, ends_E), jnp.arange(candidates) < count
     mean_BC = _mean_score(score_BC, length_BC)
-    ended_BC = jnp.where(ends_BC & is_first_C[None, :], mean_BC, IMPOSSIBLE_SCORE)
-    finished = _best_texts(count, state.finished, Texts(tokens_BCN, length_BC, ended_BC))
-    running_BC = jnp.where(ends_BC, IMPOSSIBLE_SCORE, score_BC)
-    parent_BK = jnp.take_along_axis(parent_BC, jax.lax.top_k(running_BC, count)[1], axis=1)
-    return parent_BK, _best_texts(count, Texts(tokens_BCN, length_BC, running_BC)), finished
+    finished_score_BC = jnp.where(is_end_BC & is_top_C[None, :], mean_BC, IMPOSSIBLE_SCORE)
+    finished = _best_texts(count, state.finished, Texts(tokens_BCN, length_BC, finished_score_BC))
+    running_score_BC = jnp.where(is_end_BC, IMPOSSIBLE_SCORE, score_BC)
+    parent_BK = jnp.take_along_axis(parent_BC, jax.lax.top_k(running_score_BC, count)[1], axis=1)
+    running = _best_texts(count, Texts(tokens_BCN, length_BC, running_score_BC))
+    return parent_BK, running, finished
 
 
 def _mean_score(score: Array, length: Array) -> Array:
-    """Return the mean log-probability of a text's tokens; impossible beams stay lowest."""
+    """Return the mean log-probability of a text's tokens. IMPOSSIBLE_SCORE stays as it is."""
     mean = score / jnp.maximum(length, 1).astype(jnp.float32)
     return jnp.where(score > IMPOSSIBLE_SCORE / 2, mean, IMPOSSIBLE_SCORE)
 
 
 def _best_texts(count: int, *groups: Texts) -> Texts:
     texts = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *groups)
-    score_BK, place_BK = jax.lax.top_k(texts.score_BK, count)
-    tokens_BKN = jnp.take_along_axis(texts.tokens_BKN, place_BK[:, :, None], axis=1)
-    return Texts(tokens_BKN, jnp.take_along_axis(texts.length_BK, place_BK, axis=1), score_BK)
+    score_BK, index_BK = jax.lax.top_k(texts.score_BK, count)
+    tokens_BKN = jnp.take_along_axis(texts.tokens_BKN, index_BK[:, :, None], axis=1)
+    return Texts(tokens_BKN, jnp.take_along_axis(texts.length_BK, index_BK, axis=1), score_BK)

@@ -1,11 +1,13 @@
-"""Generation of tokens after prompts: a program for the prompts, one for the new tokens.
+"""Generation of tokens after prompts, with two compiled programs.
 
-Both programs are compiled for the shapes of a batch. The number of rows is rounded up to the mesh,
-the prompt length to an eighth of a power of two, and the number of new tokens to a multiple of 32.
-The loop runs on the device until an index that is an argument, so that the same program can stream
-single tokens or run to the end.
+The first program reads the prompts and fills the caches. The second one is a loop on the device,
+which chooses one token per row and iteration. It stops at an index that is an argument, so that the
+same program can stream a few tokens or run to the end. To limit the number of compiled programs,
+the number of rows is rounded up to the mesh, the prompt length to an eighth of a power of two, and
+the number of new tokens to a multiple of 32.
 
-B batch (prompts × samples), P tokens of the prompts, N slots for new tokens, V vocabulary.
+B batch (prompts × samples), L length, P tokens of the prompts, N slots for new tokens, E end
+tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,15 +38,16 @@ from jaxlaunch.trainer.generate.network import Cache, Config, Network, Weights
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-# Length of the shortest prompt for which a program is compiled.
+# The shortest prompt length for which a program is compiled.
 MIN_PROMPT_TOKENS = 16
-# Largest number of samples for a prompt. A row draws by the numbers of its prompt and of its
-# sample.
+# The largest number of samples for a prompt. The random key of a row is derived from
+# prompt number × MAX_SAMPLES + sample number.
 MAX_SAMPLES = 1 << 16
 # The number of slots for new tokens is a multiple of this.
 SLOT_MULTIPLE = 32
 Ids = list[int]
-Stops = Callable[[Ids], bool]  # tokens so far -> whether they suffice
+# Returns whether a sample ends, given its tokens so far.
+StopCondition = Callable[[Ids], bool]
 
 
 class Sample(NamedTuple):
@@ -64,74 +67,109 @@ class Sample(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of the loop."""
+    """State of the loop over new tokens.
+
+    Attributes:
+        caches: Keys and values of each layer.
+        logits_BV: Logits of the next token.
+        tokens_BN: New tokens.
+        score_B: Sum of the log-probabilities of the new tokens.
+        length_B: Number of new tokens of a row, including the one that ends it.
+        done_B: Whether a row has ended.
+        pad_B: Number of padding tokens before the prompt.
+        sample_B: Number of a row's prompt and sample, from which its random keys are derived.
+        index: Number of tokens that have been chosen.
+    """
 
     caches: tuple[Cache, ...]
-    logits_BV: Array  # of the next token
-    tokens_BN: Array  # new tokens
-    score_B: Array  # sum of the log-probabilities of the new tokens
-    length_B: Array  # number of new tokens, including the one that ends a row
-    done_B: Array  # whether a row has ended
-    pad_B: Array  # number of padding tokens before a prompt
-    sample_B: Array  # number of a row's prompt and sample, from which its draws are derived
-    at: Array  # number of tokens that have been chosen
+    logits_BV: Array
+    tokens_BN: Array
+    score_B: Array
+    length_B: Array
+    done_B: Array
+    pad_B: Array
+    sample_B: Array
+    index: Array
 
 
 class Generator:
-    """Generates with `weights`, which may be replaced. `ends` are the tokens that end a text."""
+    """The compiled programs of a network, for weights that may be replaced at any time.
+
+    Attributes:
+        network: The model.
+        weights: Its weights.
+        ends: Tokens that end a text.
+    """
 
     def __init__(self, network: Network, weights: Weights, ends: Sequence[int] = ()) -> None:
         self.network, self.weights, self.ends = network, weights, tuple(ends)
-        self._begin = jax.jit(self._begin_state, static_argnames=("copies", "room"))
+        self._begin = jax.jit(self._begin_state, static_argnames=("copies", "slots"))
         self._loop = jax.jit(
             self._loop_tokens, static_argnames=("is_greedy", "is_cut"), donate_argnames="state"
         )
-        self._search = jax.jit(partial(search_beams, network), static_argnames=("count", "room"))
+        self._search = jax.jit(partial(search_beams, network), static_argnames=("count", "slots"))
         self._score = jax.jit(self._score_rows)
 
     def generate(
-        self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None
+        self, prompts: Sequence[Ids], sampling: Sampling, stops: StopCondition | None = None
     ) -> list[list[Sample]]:
-        """Return `n` samples of each prompt, with beams best first. Raises SpecError."""
+        """Return `n` samples for each prompt, with beams the best first.
+
+        Raises SpecError as `stream` does. Beam search ignores `stops`.
+        """
         n, limit = sampling.n, sampling.max_tokens
         if sampling.beams == 1:
             *_, samples = self.stream(prompts, sampling, stops, every=16 if stops else limit)
             return [samples[first : first + n] for first in range(0, len(samples), n)]
         check_prompts(self.network.config, prompts, limit)
         arrays = *self._pad_prompts(prompts), limit, np.asarray(self.ends, np.int32)
-        room = _round_up(limit, SLOT_MULTIPLE)
+        slots = _round_up(limit, SLOT_MULTIPLE)
         with self.network.tracing_context():
-            texts = self._search(self.weights, *arrays, count=sampling.beams, room=room)
-            beams = [zip(*row, strict=True) for row in zip(*map(np.asarray, texts), strict=True)]
+            texts = self._search(self.weights, *arrays, count=sampling.beams, slots=slots)
+            tokens_BKN, length_BK, score_BK = map(np.asarray, texts)
         return [
-            [self._to_sample(*beam) for beam in itertools.islice(row, n)]
-            for row in beams[: len(prompts)]
+            [
+                self._to_sample(tokens_BKN[row, beam], length_BK[row, beam], score_BK[row, beam])
+                for beam in range(n)
+            ]
+            for row in range(len(prompts))
         ]
 
     def stream(
         self,
         prompts: Sequence[Ids],
         sampling: Sampling,
-        stops: Stops | None = None,
+        stops: StopCondition | None = None,
         *,
         every: int = 1,
     ) -> Iterator[list[Sample]]:
-        """Yield all samples so far, grouped by prompt, after each `every` tokens.
+        """Yield all samples so far, grouped by prompt, after every `every` tokens.
 
-        `stops` is called as often, and ends the rows for which it returns true. Raises SpecError
-        for an empty prompt, for an unknown token, and if GPT-2 has too few positions.
+        Args:
+            prompts: Token ids of each prompt.
+            sampling: Options of the sampling, without beams.
+            stops: Condition that ends a sample, checked after every `every` tokens.
+            every: Number of tokens between two yields.
+
+        Raises:
+            SpecError: A prompt is empty or has an unknown token, or GPT-2 has too few positions.
         """
         check_prompts(self.network.config, prompts, sampling.max_tokens)
         tokens_BP, pad_B = self._pad_prompts(prompts)
-        room, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), len(prompts)
+        slots, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), len(prompts)
         start = tokens_BP.shape[1]
-        kind = {"is_greedy": sampling.temperature == 0, "is_cut": bool(sampling.cutting_fields)}
+        static_options = {
+            "is_greedy": sampling.temperature == 0,
+            "is_cut": bool(sampling.cutting_fields),
+        }
         with self.network.tracing_context():
             draw = DrawParameters.from_sampling(sampling, self.network.config.vocab)
             ends_E = jnp.asarray(self.ends, jnp.int32)
-            state = self._begin(self.weights, tokens_BP, pad_B, count, copies=sampling.n, room=room)
-            for until in [*range(every, sampling.max_tokens, every), sampling.max_tokens]:
-                state = self._loop(self.weights, state, until, draw, ends_E, start, **kind)
+            state = self._begin(
+                self.weights, tokens_BP, pad_B, count, copies=sampling.n, slots=slots
+            )
+            for stop in [*range(every, sampling.max_tokens, every), sampling.max_tokens]:
+                state = self._loop(self.weights, state, stop, draw, ends_E, start, **static_options)
                 samples, done_B = self._read_samples(state, count * sampling.n, stops)
                 yield samples
                 if done_B.all():
@@ -140,13 +178,17 @@ class Generator:
                     state = state._replace(done_B=jnp.asarray(done_B))
 
     def compute_logprobs(self, rows: Sequence[Ids]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the log-probability of every token after the first, and if it is the likeliest.
+        """Score every token after the first.
 
-        Both are arrays [L - 1] for each row, float32 and bool. Raises SpecError as `stream` does,
-        except that the last token of a row needs no position.
+        Returns:
+            Two arrays [L - 1] for each row: the log-probabilities, and whether the token is the
+            likeliest.
+
+        Raises:
+            SpecError: As in `stream`, except that the last token of a row needs no position.
         """
-        for part in ([row[:-1] or row for row in rows], [row[-1:] for row in rows]):
-            check_prompts(self.network.config, part, max_tokens=1)
+        check_prompts(self.network.config, [row[:-1] or row for row in rows], max_tokens=1)
+        check_prompts(self.network.config, [row[-1:] for row in rows], max_tokens=1)
         tokens_BL = np.zeros((self._round_rows(len(rows)), _bucket_length(rows, 1)), np.int32)
         for index, row in enumerate(rows):
             tokens_BL[index, : len(row)] = row
@@ -158,23 +200,32 @@ class Generator:
     # --- programs ---------------------------------------------------------------------------------
 
     def _begin_state(
-        self, weights: Weights, tokens_BP: Array, pad_B: Array, count: Array, copies: int, room: int
+        self,
+        weights: Weights,
+        tokens_BP: Array,
+        pad_B: Array,
+        count: Array,
+        copies: int,
+        slots: int,
     ) -> State:
-        """Return the state after `count` prompts, each repeated `copies` times."""
-        slots = self.network.cache_slots(tokens_BP.shape[1] + room)
-        logits_BV, caches = self.network.run_prompts(weights, tokens_BP, pad_B, slots)
+        """Return the state after the prompts, each repeated `copies` times.
+
+        The rows after the first `count` prompts only fill up the mesh and are done at once.
+        """
+        cache_slots = self.network.cache_slots(tokens_BP.shape[1] + slots)
+        logits_BV, caches = self.network.run_prompts(weights, tokens_BP, pad_B, cache_slots)
         caches, logits_BV, pad_B = repeat_rows((caches, logits_BV, pad_B), copies)
         row_B = jnp.arange(len(pad_B), dtype=jnp.int32)
         state = State(
             caches,
             logits_BV,
-            tokens_BN=jnp.zeros((len(pad_B), room), jnp.int32),
+            tokens_BN=jnp.zeros((len(pad_B), slots), jnp.int32),
             score_B=jnp.zeros(len(pad_B), jnp.float32),
             length_B=jnp.zeros_like(row_B),
             done_B=row_B >= count * copies,
             pad_B=pad_B,
             sample_B=row_B // copies * MAX_SAMPLES + row_B % copies,
-            at=jnp.zeros((), jnp.int32),
+            index=jnp.zeros((), jnp.int32),
         )
         return _constrain_state(state)
 
@@ -182,7 +233,7 @@ class Generator:
         self,
         weights: Weights,
         state: State,
-        until: Array,
+        stop: Array,
         draw: DrawParameters,
         ends_E: Array,
         start: Array,
@@ -190,31 +241,34 @@ class Generator:
         is_greedy: bool,
         is_cut: bool,
     ) -> State:
-        """Choose tokens up to index `until`; `start` is the index of the first one."""
+        """Choose tokens until there are `stop` of them, or until all rows are done.
+
+        `start` is the position of the first new token in the padded rows.
+        """
 
         def has_more(state: State) -> Array:
-            return (state.at < until) & ~jnp.all(state.done_B)
+            return (state.index < stop) & ~jnp.all(state.done_B)
 
         def add_token(state: State) -> State:
             update = jax.lax.dynamic_update_slice_in_dim
-            logits_BV, at = state.logits_BV.astype(jnp.float32), state.at
+            logits_BV, index = state.logits_BV.astype(jnp.float32), state.index
             if is_greedy:
                 token_B = likeliest_tokens(logits_BV)
             else:
-                token_B = draw_tokens(logits_BV, draw, state.sample_B, at, is_cut=is_cut)
+                token_B = draw_tokens(logits_BV, draw, state.sample_B, index, is_cut=is_cut)
             token_B = jnp.where(state.done_B, 0, token_B)
             logprob_B = _token_logprobs(logits_BV, token_B)
             logits_BV, caches = self.network.run_token(
-                weights, token_B, start + at, state.pad_B, state.caches
+                weights, token_B, start + index, state.pad_B, state.caches
             )
             state = state._replace(
                 caches=caches,
                 logits_BV=logits_BV,
-                tokens_BN=update(state.tokens_BN, token_B[:, None], at, axis=1),
+                tokens_BN=update(state.tokens_BN, token_B[:, None], index, axis=1),
                 score_B=state.score_B + jnp.where(state.done_B, 0.0, logprob_B),
                 length_B=state.length_B + (~state.done_B).astype(jnp.int32),
                 done_B=state.done_B | is_end_token(token_B, ends_E),
-                at=at + 1,
+                index=index + 1,
             )
             return _constrain_state(state)
 
@@ -229,9 +283,9 @@ class Generator:
     # --- on the host ------------------------------------------------------------------------------
 
     def _read_samples(
-        self, state: State, count: int, stops: Stops | None
+        self, state: State, count: int, stops: StopCondition | None
     ) -> tuple[list[Sample], np.ndarray]:
-        """Return the first `count` rows as samples, and which rows are done."""
+        """Return the first `count` rows as samples, and which rows are done or end by `stops`."""
         rows = zip(*map(np.asarray, (state.tokens_BN, state.length_B, state.score_B)), strict=True)
         done_B = np.array(state.done_B)
         samples = []
@@ -250,7 +304,11 @@ class Generator:
         return Sample(ids[:-1] if has_ended else ids, float(score), has_ended)
 
     def _pad_prompts(self, prompts: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
-        """Pad prompts with zeros on the left, and rows to fill the mesh; return the padding too."""
+        """Pad the prompts on the left, and add rows to fill the mesh.
+
+        Returns:
+            The tokens [B, P], and the number of padding tokens before each prompt [B].
+        """
         length = _bucket_length(prompts, 8)
         tokens_BP = np.zeros((self._round_rows(len(prompts)), length), np.int32)
         pad_B = np.full(len(tokens_BP), length - 1, np.int32)
@@ -282,7 +340,10 @@ def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> No
 
 
 def _constrain_state(state: State) -> State:
-    """Constrain the state to the shardings of all programs; the host's arrays are replicated."""
+    """Give the state the shardings that both programs expect.
+
+    The caches and logits are split; arrays that the host reads are replicated.
+    """
     arrays = state._asdict()
     caches, logits_BV = arrays.pop("caches"), arrays.pop("logits_BV")
     for name, array in arrays.items():
@@ -291,15 +352,15 @@ def _constrain_state(state: State) -> State:
 
 
 def _token_logprobs(logits: Array, tokens: Array) -> Array:
-    """Return the log-probabilities of tokens [...], given logits [..., V]."""
+    """Return the log-probabilities of tokens [...] for logits [..., V]."""
     logprobs = jax.nn.log_softmax(logits)
     return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
 
 
 def _bucket_length(rows: Sequence[Ids], parts: int) -> int:
-    """Round the length of the longest row up to a multiple of a power of two over `parts`.
+    """Round the length of the longest row up, to a multiple of the next power of two / `parts`.
 
-    This keeps both the number of compiled programs and the padding small.
+    This limits both the number of compiled programs and the padding.
     """
     length = max(map(len, rows))
     return _round_up(length, max(MIN_PROMPT_TOKENS, 2 ** math.ceil(math.log2(length)) // parts))

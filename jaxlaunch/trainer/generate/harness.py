@@ -1,9 +1,9 @@
-"""Adapter from a loaded model to the language-model evaluation harness (lm_eval).
+"""Adapter of a loaded model to the language-model evaluation harness (lm_eval).
 
     lm_eval.simple_evaluate(model=harness.model(jaxlaunch.load("runs/lm")),
     tasks=["lambada_openai"])
 
-The harness is not a dependency; it is imported when a model is wrapped for it.
+The harness is not a dependency. It is imported when a model is wrapped.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from jaxlaunch.trainer.generate.decoding import CUTTING_FIELDS
 from jaxlaunch.trainer.generate.generator import Ids
 from jaxlaunch.trainer.generate.text_model import TextModel
 
-# Rows that are scored or generated at a time.
+# Number of rows that are scored or generated at a time.
 DEFAULT_BATCH = 8
-# The harness's own default for the length of an answer.
+# The default length of an answer in the harness.
 DEFAULT_MAX_TOKENS = 256
-ScoredRow = tuple[Ids, int]  # a row, and how many of its last tokens count
+# A row, and the number of its last tokens whose scores count.
+ScoredRow = tuple[Ids, int]
 
 
 class HarnessModel:
     """The three request types of the harness, each a list of objects with `args`.
 
-    As in the harness's own models, spaces at the end of a context belong to the continuation, a
-    text without a context is preceded by the tokenizer's bos or eos token, and long texts lose
-    their beginning. If the tokenizer has neither token, the first token of a text without context
-    is not scored.
+    As in the models of the harness, spaces at the end of a context belong to the continuation, a
+    text without a context follows the tokenizer's bos or eos token, and texts that are too long are
+    cut at the beginning. If the tokenizer has neither token, the first token of a text without a
+    context is not scored.
     """
 
     def __init__(self, loaded: TextModel, batch: int = DEFAULT_BATCH, seed: int = 0) -> None:
@@ -58,12 +59,11 @@ class HarnessModel:
         windows: list[list[ScoredRow]] = []
         for request in requests:
             ids = self._encode_text(request.args[0])
-            # Each token of `ids` after the first is counted in exactly one row, after as much
-            # context as fits.
+            # Each token after the first counts in exactly one window, with as much context as fits.
             windows.append([])
-            for done in range(1, len(ids), self._length):
-                end = min(done + self._length, len(ids))
-                windows[-1].append((ids[max(end - self._length - 1, 0) : end], end - done))
+            for start in range(1, len(ids), self._length):
+                end = min(start + self._length, len(ids))
+                windows[-1].append((ids[max(end - self._length - 1, 0) : end], end - start))
         scores = iter(self._score_rows([row for rows in windows for row in rows]))
         return [sum(next(scores)[0] for _ in rows) for rows in windows]
 
@@ -88,17 +88,17 @@ class HarnessModel:
         return answers
 
     def _encode_row(self, context: str, continuation: str) -> ScoredRow:
-        """Encode context and continuation as one row, and count its last tokens to score."""
+        """Encode context and continuation as one row, and count the tokens of the continuation."""
         if not context:
-            whole = self._encode_text(continuation)
-            count = len(whole) - 1
+            ids = self._encode_text(continuation)
+            count = len(ids) - 1
         else:
-            whole = self._tokenizer.encode(context + continuation)
+            ids = self._tokenizer.encode(context + continuation)
             context_tokens = len(self._tokenizer.encode(context.rstrip()))
             if not context_tokens and self._tokenizer.prefix is not None:
-                whole, context_tokens = [self._tokenizer.prefix, *whole], 1
-            count = len(whole) - max(context_tokens, 1)
-        return whole[-self._length - 1 :], min(count, self._length)
+                ids, context_tokens = [self._tokenizer.prefix, *ids], 1
+            count = len(ids) - max(context_tokens, 1)
+        return ids[-self._length - 1 :], min(count, self._length)
 
     def _encode_text(self, text: str) -> Ids:
         """Return the tokens of a text, preceded by the tokenizer's prefix token if it has one."""
@@ -108,18 +108,18 @@ class HarnessModel:
     def _score_rows(self, rows: Sequence[ScoredRow]) -> list[tuple[float, bool]]:
         # A row without counted tokens has probability 1.
         scores = [(0.0, True)] * len(rows)
-        counted = [index for index, (_, count) in enumerate(rows) if count > 0]
-        for batch in self._sort_batches(counted, lambda index: len(rows[index][0])):
+        counted_rows = [index for index, (_, count) in enumerate(rows) if count > 0]
+        for batch in self._sort_batches(counted_rows, lambda index: len(rows[index][0])):
             scored = self._loaded.scored([rows[index][0] for index in batch])
             for index, (logprob_L, is_best_L) in zip(batch, scored, strict=True):
-                last = slice(len(logprob_L) - rows[index][1], None)
-                scores[index] = float(logprob_L[last].sum()), bool(is_best_L[last].all())
+                counted = slice(len(logprob_L) - rows[index][1], None)
+                scores[index] = float(logprob_L[counted].sum()), bool(is_best_L[counted].all())
         return scores
 
     def _sort_batches(
         self, indexes: Sequence[int], length: Callable[[int], int]
     ) -> Iterator[Sequence[int]]:
-        """Yield batches of similar lengths, longest first: memory errors show up at once."""
+        """Yield batches of similar lengths, the longest first, so that memory errors come early."""
         ordered = sorted(indexes, key=length, reverse=True)
         for start in range(0, len(ordered), self._batch):
             yield ordered[start : start + self._batch]
@@ -127,21 +127,21 @@ class HarnessModel:
     def _generate_batch(self, contexts: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
         """Return the answers of one batch of requests with equal arguments."""
         until = arguments.get("until") or []
-        tokens = min(int(arguments.get("max_gen_toks", DEFAULT_MAX_TOKENS)), self._length - 1)
+        max_tokens = min(int(arguments.get("max_gen_toks", DEFAULT_MAX_TOKENS)), self._length - 1)
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-        how: dict[str, Any] = {"max_tokens": tokens}
+        options: dict[str, Any] = {"max_tokens": max_tokens}
         is_drawn = arguments.get("do_sample", bool(arguments.get("temperature")))
         if is_drawn and (temperature := arguments.get("temperature", 1.0)):
-            how |= {"temperature": temperature, "seed": self._seed}
-            how |= {key: arguments[key] for key in CUTTING_FIELDS if arguments.get(key)}
+            options |= {"temperature": temperature, "seed": self._seed}
+            options |= {key: arguments[key] for key in CUTTING_FIELDS if arguments.get(key)}
             # The same request in a later batch must draw different tokens.
             self._seed += 1
         prompts = [
-            (self._tokenizer.encode(text) or self._encode_text(text))[tokens - self._length :]
+            (self._tokenizer.encode(text) or self._encode_text(text))[max_tokens - self._length :]
             for text in contexts
         ]
         answers = []
-        for (sample,) in self._loaded.generate(prompts, stop=stops, **how):
+        for (sample,) in self._loaded.generate(prompts, stop=stops, **options):
             text = self._loaded.text(sample) or ""
             for stop in stops:
                 text = text.partition(stop)[0]
@@ -150,15 +150,15 @@ class HarnessModel:
 
 
 def model(loaded: TextModel, batch: int = DEFAULT_BATCH, seed: int = 0) -> Any:
-    """Gives a language model to the evaluation harness, which needs `pip install lm-eval`.
+    """Wraps a language model for the evaluation harness, which needs `pip install lm-eval`.
 
-    The guide shows [the evaluation harness](using-models.md#the-evaluation-harness) in use.
+    See [the evaluation harness](using-models.md#the-evaluation-harness) in the guide.
 
     **Arguments:**
 
     - `loaded`: the model, with a tokenizer.
-    - `batch`: rows that are scored or generated at a time.
-    - `seed`: of what is drawn.
+    - `batch`: the number of rows that are scored or generated at a time.
+    - `seed`: the seed of random draws.
 
     **Returns:**
 

@@ -1,14 +1,14 @@
 """A decoder or GPT-2 for generation, with separate parameters and a cache for each layer.
 
-Training scans over stacked layers, whereas every layer is unrolled here. A scan copies each layer
-out of the stack, and a single token reads each parameter only once, so that the copy would cost
-more than the token.
+Training scans over stacked layers, but here the layers are unrolled. A scan would copy each layer
+out of the stack, and because a single token reads each parameter only once, the copy would take
+longer than the token.
 
-A cache holds the keys and values of the tokens that a layer has seen, so that each further token
-costs the same. It is a ring: the token at index t of a row is in slot t mod S. A layer with a
-window has as many slots as its window, but at most one for every token; the other layers have one
-for every token. All rows of a batch end at the same index, because prompts are padded on the left:
-a row begins at index `pad` and sees nothing before it.
+A cache stores the keys and values of the tokens that a layer has seen, so that each further token
+has the same cost. It is a ring buffer: the token at index t of a row is in slot t mod S. A layer
+with a window has as many slots as its window, but at most one for every token. The other layers
+have one for every token. Prompts are padded on the left, so all rows of a batch end at the same
+index; a row begins at index `pad` and sees nothing before it.
 
 B batch, L length, P tokens of the prompts, D model, V vocabulary, H query heads, G key and value
 heads, R query heads that share keys, K head size, S slots.
@@ -41,12 +41,17 @@ from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.step.state import ModelArrays, NamedArrays
 
 Config = spec.Decoder | spec.GPT2
-# Attention for prompts: kernels accept only certain lengths.
+# The attention for prompts, whose lengths a kernel may not accept.
 ATTENTION = "xla"
 
 
 class Weights(NamedTuple):
-    """Parameters by name, outside of the layers and for each layer."""
+    """Parameters by name.
+
+    Attributes:
+        outer: Parameters outside of the layers.
+        layers: Parameters of each layer, by their names in the layer.
+    """
 
     outer: NamedArrays
     layers: tuple[NamedArrays, ...]
@@ -76,7 +81,7 @@ class Network:
             self.abstract[name] = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=split)
         pattern = _layer_pattern(model)
         self._traits = [pattern[layer % len(pattern)] for layer in range(model.layers)]
-        # Name of a stack of parameters -> its layers.
+        # The layers in each stack of parameters.
         self._stacks: Mapping[str, tuple[int, ...]] = {"blocks": tuple(range(model.layers))}
         if isinstance(model, spec.Decoder):
             self._stacks = model.layer_stacks
@@ -100,7 +105,7 @@ class Network:
     # --- parameters -------------------------------------------------------------------------------
 
     def bytes_per_device(self, count: int, length: int) -> int:
-        """Return the bytes on a device of weights and caches, for `count` rows of `length`."""
+        """Return the bytes of weights and caches on a device, for `count` rows of `length`."""
         config, mp = self.config, self.mesh.shape["mp"]
         heads, size = config.heads, config.width // config.heads
         if isinstance(config, spec.Decoder):
@@ -112,10 +117,10 @@ class Network:
         return memory.bytes_per_device(self.abstract) + cache_bytes
 
     def unstack_params(self, params: dict[str, Array]) -> Weights:
-        """Convert stacked `params` in any float dtype to the weights of the passes.
+        """Convert stacked `params` in any float dtype to weights.
 
-        Each stacked array is removed from `params` as soon as its layers have been copied, to limit
-        the memory.
+        Each stacked array is removed from `params` after its layers have been copied, so that at
+        most one array is in memory twice.
         """
         outer: NamedArrays = {}
         layers: tuple[NamedArrays, ...] = tuple({} for _ in range(self.config.layers))
@@ -134,7 +139,7 @@ class Network:
         return Weights(outer, layers)
 
     def stack_params(self, weights: Weights) -> dict[str, Array]:
-        """Return the parameters by their names in the trainer and in checkpoints."""
+        """Return the stacked parameters, by their names in checkpoints."""
         params = {}
         with self.tracing_context():
             for name in self.abstract:
@@ -153,48 +158,62 @@ class Network:
         model.eval()  # type: ignore[no-untyped-call]
         return model
 
-    # --- passes -----------------------------------------------------------------------------------
+    # --- forward passes ---------------------------------------------------------------------------
 
     def run_prompts(
         self, weights: Weights, tokens_BP: Array, pad_B: Array, slots: Sequence[int]
     ) -> tuple[Array, tuple[Cache, ...]]:
         """Return logits_BV after the last token of left-padded prompts, and the caches."""
-        place_BP = jnp.arange(tokens_BP.shape[1])[None, :] - pad_B[:, None]
-        keys = Visible(mask_BL=(place_BP >= 0).astype(jnp.int32))
+        position_BP = jnp.arange(tokens_BP.shape[1])[None, :] - pad_B[:, None]
+        keys = Visible(mask_BL=(position_BP >= 0).astype(jnp.int32))
         layers = zip(self._traits, slots, strict=True)
         attends = [PromptAttention(traits.plain, count) for traits, count in layers]
-        model, x_BPD = self._run_layers(weights, tokens_BP, jnp.maximum(place_BP, 0), attends, keys)
+        model, x_BPD = self._run_layers(
+            weights, tokens_BP, jnp.maximum(position_BP, 0), attends, keys
+        )
         logits_BV = model.project(x_BPD[:, -1:], model.head_DV)[:, 0]
         return logits_BV, tuple(attend.cache for attend in attends)
 
     def run_token(
-        self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
+        self, weights: Weights, token_B: Array, index: Array, pad_B: Array, caches: Sequence[Cache]
     ) -> tuple[Array, tuple[Cache, ...]]:
-        """Return logits_BV after one more token per row, at index `at`, and the updated caches."""
+        """Return logits_BV after one more token per row, at `index`, and the updated caches."""
         attends = [
-            TokenAttention(cache, at, pad_B, scale=traits.scale, cap=traits.cap)
+            TokenAttention(cache, index, pad_B, scale=traits.scale, cap=traits.cap)
             for traits, cache in zip(self._traits, caches, strict=True)
         ]
-        places_B1 = (at - pad_B)[:, None]
-        model, x_B1D = self._run_layers(weights, token_B[:, None], places_B1, attends)
+        positions_B1 = (index - pad_B)[:, None]
+        model, x_B1D = self._run_layers(weights, token_B[:, None], positions_B1, attends)
         return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def compute_logits(self, weights: Weights, tokens_BL: Array) -> Array:
-        """Return logits_BLV without a cache, of rows that are padded on the right."""
+        """Return logits_BLV of rows that are padded on the right, without a cache."""
         attends = [traits.plain for traits in self._traits]
-        places_BL = jnp.arange(tokens_BL.shape[1])[None, :]
-        model, x_BLD = self._run_layers(weights, tokens_BL, places_BL, attends)
+        positions_BL = jnp.arange(tokens_BL.shape[1])[None, :]
+        model, x_BLD = self._run_layers(weights, tokens_BL, positions_BL, attends)
         return model.project(x_BLD, model.head_DV)
 
     def _run_layers(
         self,
         weights: Weights,
         tokens_BL: Array,
-        places_BL: Array,
+        positions_BL: Array,
         attends: Sequence[Attention],
         keys: Keys = None,
     ) -> tuple[LanguageModel, Array]:
-        """Return the model, without usable layers, and its normalized stream after the last."""
+        """Apply all layers.
+
+        Args:
+            weights: Weights.
+            tokens_BL: Tokens.
+            positions_BL: Position of each token in its text.
+            attends: Attention of each layer.
+            keys: Keys that are visible.
+
+        Returns:
+            The model, of which only the parts outside of the layers are usable, and the normalized
+            residual stream x_BLD after the last layer.
+        """
         model = self.build_model({**self._arrays.params, **weights.outer})
         blocks = {
             layer: _Stack(getattr(model, stack))
@@ -203,16 +222,16 @@ class Network:
         }
         if isinstance(self.config, spec.GPT2):
             # Positions past the table belong to padding.
-            places_BL = jnp.minimum(places_BL, self.config.position_rows - 1)
-        x_BLD = model.embed_inputs(tokens_BL, places_BL)
+            positions_BL = jnp.minimum(positions_BL, self.config.position_rows - 1)
+        x_BLD = model.embed_inputs(tokens_BL, positions_BL)
         for layer, traits in enumerate(self._traits):
             block = blocks[layer].build_layer(weights.layers[layer])
-            x_BLD = traits.apply(block, x_BLD, attends[layer], places_BL, keys)
+            x_BLD = traits.apply(block, x_BLD, attends[layer], positions_BL, keys)
         return model, gather_sequence(model.norm(x_BLD))
 
 
 class _Stack:
-    """The structure of a stack of layers."""
+    """The structure of a stack of layers, from which single layers are built."""
 
     def __init__(self, layers: nnx.Module) -> None:
         self._graph, state = nnx.split(layers)
@@ -220,37 +239,45 @@ class _Stack:
         self._names = [".".join(str(key.key) for key in path[:-1]) for path, _ in leaves]
 
     def build_layer(self, params: NamedArrays) -> Any:
-        """Return the layer of these parameters."""
+        """Return a layer with these parameters."""
         leaves = [params[name] for name in self._names]
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
 
 class LayerTraits(NamedTuple):
-    """The properties by which the attention of layers differs."""
+    """The properties by which the attention of layers differs.
 
-    plain: Attention  # over whole rows
+    Attributes:
+        plain: Attention over whole rows, without a cache.
+        window: Number of keys that a query sees, or None for all.
+        scale: Factor of the scores, or None for the default.
+        cap: Bound of the scores.
+        apply: Function (block, x_BLD, attend, positions_BL, keys) -> x_BLD that applies a layer.
+    """
+
+    plain: Attention
     window: int | None
-    scale: float | None  # of the scores, if not the default
-    cap: float | None  # of the scores
-    apply: Callable[..., Array]  # (block, x_BLD, attend, places_BL, keys) -> x_BLD
+    scale: float | None
+    cap: float | None
+    apply: Callable[..., Array]
 
 
 def _layer_pattern(config: Config) -> list[LayerTraits]:
-    """Return the traits of the layers, as a pattern that repeats."""
+    """Return the traits of the first layers. All layers repeat this pattern."""
     if isinstance(config, spec.GPT2):
         plain = implementations.causal_attention(ATTENTION)
         return [LayerTraits(plain, None, None, None, _apply_gpt2_layer)]
     pattern, scale = [], (config.query_scalar or config.head_channels) ** -0.5
-    for name in config.attention_spans:
-        attention = LayerAttention.from_config(config, name, ATTENTION)
-        window = config.window if name == "window" else None
+    for span in config.attention_spans:
+        attention = LayerAttention.from_config(config, span, ATTENTION)
+        window = config.window if span == "window" else None
         apply = partial(_apply_decoder_layer, config, attention)
         pattern.append(LayerTraits(attention.attend, window, scale, config.score_cap, apply))
     return pattern
 
 
 def _apply_gpt2_layer(
-    block: Any, x_BLD: Array, attend: Attention, places_BL: Array, keys: Keys
+    block: Any, x_BLD: Array, attend: Attention, positions_BL: Array, keys: Keys
 ) -> Array:
     block.attention.attend = attend
     output_BLD: Array = block(x_BLD, keys, None)
@@ -263,19 +290,19 @@ def _apply_decoder_layer(
     block: Block,
     x_BLD: Array,
     attend: Attention,
-    places_BL: Array,
+    positions_BL: Array,
     keys: Keys,
 ) -> Array:
-    attention = LayerAttention(attend, partial(attention.rope, places_BL=places_BL))
+    attention = LayerAttention(attend, partial(attention.rope, positions_BL=positions_BL))
     if config.experts is None:
         output_BLD: Array = block(x_BLD, keys, attention)
         return output_BLD
-    # The counts of the mixture are not read here.
+    # Generation does not use the routing's counts, so they may be those of any layer.
     mixture = Mixture.from_config(config)
     real_BL = jnp.ones(x_BLD.shape[:2], jnp.float32)
-    place_M = jnp.zeros(mixture.layers, jnp.float32)
+    layer_M = jnp.zeros(mixture.layers, jnp.float32)
     carry = x_BLD, RoutingTotals.zeros(mixture)
-    output_BLD, _ = block(carry, keys, attention, real_BL, place_M)
+    output_BLD, _ = block(carry, keys, attention, real_BL, layer_M)
     return output_BLD
 
 
@@ -284,7 +311,7 @@ def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
     if isinstance(config, spec.GPT2):
         config = config.model_copy(update={"dropout": 0.0, "drop_path": 0.0})
         return GPT2(config, nnx.Rngs(0), options)
-    # With a capacity, the experts of a token would depend on the padding of its row.
+    # With a capacity, padding would affect which tokens are left out.
     return Decoder(config.model_copy(update={"capacity": None}), nnx.Rngs(0), options)
 
 
@@ -305,24 +332,24 @@ def _unstack_layers(
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer, with the heads in front so that each head has one matrix."""
+    """Keys and values of one layer, with the heads in front, so that each head is one matrix."""
 
     key_BGSK: Array
     value_BGSK: Array
 
-    def with_token(self, key_B1GK: Array, value_B1GK: Array, at: Array) -> Cache:
-        """Return the cache with the token at index `at` in place of the oldest one."""
-        slot = at % self.key_BGSK.shape[2]
+    def with_token(self, key_B1GK: Array, value_B1GK: Array, index: Array) -> Cache:
+        """Return the cache with the token at `index` in place of the oldest one."""
+        slot = index % self.key_BGSK.shape[2]
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=slot, axis=2)
         key_BGSK = update(self.key_BGSK, key_B1GK.swapaxes(1, 2))
         value_BGSK = update(self.value_BGSK, value_B1GK.swapaxes(1, 2))
         return Cache(_constrain_ring(key_BGSK), _constrain_ring(value_BGSK))
 
-    def seen_BS(self, at: Array, pad_B: Array) -> Array:
-        """Return the slots that hold a token of the row, up to the token at index `at`."""
+    def visible_BS(self, index: Array, pad_B: Array) -> Array:
+        """Return which slots hold a token of the row, after the token at `index` was added."""
         slots = self.key_BGSK.shape[2]
-        # Index of the token in each slot; negative for an empty slot.
-        index_S = at - (at - jnp.arange(slots)) % slots
+        # The index of the token in each slot, which is negative for an empty slot.
+        index_S = index - (index - jnp.arange(slots)) % slots
         return index_S[None, :] >= pad_B[:, None]
 
 
@@ -331,7 +358,7 @@ def _constrain_ring(ring_BGSK: Array) -> Array:
 
 
 def _make_ring(array_BPGK: Array, slots: int) -> Array:
-    """Return a ring with the last tokens of the prompts, and empty slots for a rest."""
+    """Return a ring buffer [B, G, slots, K] with the last tokens of the prompts."""
     array_BGPK, length = array_BPGK.swapaxes(1, 2), array_BPGK.shape[1]
     if length < slots:
         return _constrain_ring(jnp.pad(array_BGPK, ((0, 0), (0, 0), (0, slots - length), (0, 0))))
@@ -353,17 +380,17 @@ class PromptAttention:
 
 
 class TokenAttention:
-    """Attention of one token per row to the tokens in `cache`, to which a call adds it."""
+    """Attention of one token per row to the tokens in `cache`. A call adds the token to it."""
 
     def __init__(
-        self, cache: Cache, at: Array, pad_B: Array, *, scale: float | None, cap: float | None
+        self, cache: Cache, index: Array, pad_B: Array, *, scale: float | None, cap: float | None
     ) -> None:
-        self.cache, self._at, self._pad_B = cache, at, pad_B
+        self.cache, self._index, self._pad_B = cache, index, pad_B
         self._scale, self._cap = scale, cap
 
     def __call__(self, query_B1HK: Array, key_B1GK: Array, value_B1GK: Array, keys: Keys) -> Array:
         """Return the output of attention, [B, 1, H, K]."""
-        self.cache = self.cache.with_token(key_B1GK, value_B1GK, self._at)
+        self.cache = self.cache.with_token(key_B1GK, value_B1GK, self._index)
         batch, _, heads, size = query_B1HK.shape
         groups, dtype = key_B1GK.shape[2], query_B1HK.dtype
         query_BGRK = query_B1HK.reshape(batch, groups, heads // groups, size)
@@ -373,7 +400,8 @@ class TokenAttention:
         )
         if self._cap is not None:
             scores_BGRS = self._cap * jnp.tanh(scores_BGRS / self._cap)
-        seen_B11S = self.cache.seen_BS(self._at, self._pad_B)[:, None, None, :]
-        shares_BGRS = jax.nn.softmax(jnp.where(seen_B11S, scores_BGRS, MASKED_SCORE)).astype(dtype)
-        mixed_BGRK = jnp.einsum("bgrs,bgsk->bgrk", shares_BGRS, self.cache.value_BGSK)
+        visible_B11S = self.cache.visible_BS(self._index, self._pad_B)[:, None, None, :]
+        scores_BGRS = jnp.where(visible_B11S, scores_BGRS, MASKED_SCORE)
+        probs_BGRS = jax.nn.softmax(scores_BGRS).astype(dtype)
+        mixed_BGRK = jnp.einsum("bgrs,bgsk->bgrk", probs_BGRS, self.cache.value_BGSK)
         return mixed_BGRK.reshape(batch, 1, heads, size).astype(dtype)

@@ -80,7 +80,7 @@ class TextModel:
         prompts: Prompt | Sequence[Prompt],
         *,
         stop: Sequence[str] = (),
-        **how: Unpack[SamplingOptions],
+        **options: Unpack[SamplingOptions],
     ) -> list[list[Sample]]:
         """Continues each prompt.
 
@@ -110,28 +110,28 @@ class TextModel:
         """
         rows = self.rows(prompts)
         if not stop:
-            return self._generator.generate(rows, Sampling(**how))
+            return self._generator.generate(rows, Sampling(**options))
         if self.tokenizer is None:
             raise SpecError("stop is text, and the model has no tokenizer here")
-        if how.get("beams", 1) > 1:
+        if options.get("beams", 1) > 1:
             raise SpecError("stop ends a sample, and beams are compared whole: leave one out")
         decode = self.tokenizer.decode
         groups = self._generator.generate(
-            rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop)
+            rows, Sampling(**options), lambda ids: any(text in decode(ids) for text in stop)
         )
         return [
             [sample._replace(ids=_cut_at_stop(stop, sample.ids, decode)) for sample in group]
             for group in groups
         ]
 
-    def stream(self, prompt: Prompt, **how: Unpack[SamplingOptions]) -> Iterator[Sample]:
+    def stream(self, prompt: Prompt, **options: Unpack[SamplingOptions]) -> Iterator[Sample]:
         """One sample of a prompt, after every few tokens; for the arguments see `generate`.
 
         **Raises:**
 
         [`TrainerError`](#trainererror) for beams and for several samples.
         """
-        sampling = Sampling(**how)
+        sampling = Sampling(**options)
         if sampling.beams > 1 or sampling.n > 1:
             raise SpecError(
                 f"stream gives one sample as it grows, not beams = {sampling.beams} and n = "
@@ -141,7 +141,7 @@ class TextModel:
             yield samples[0]
 
     def logprobs(self, rows: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
-        """Return the log-probability of every token of each row, given the tokens before it.
+        """Return the log-probability of every token after the first, given the tokens before it.
 
         A row is a text or token ids. The arrays are float32 `[L - 1]`, in nats.
         """
@@ -182,15 +182,15 @@ class TextModel:
 
 
 def add_end_tokens(model: TextModel, ids: Sequence[int]) -> None:
-    """Add tokens that end a text of the model."""
+    """Let the model also end a text at these tokens."""
     generator = model._generator
     generator.ends = tuple({*generator.ends, *ids})
 
 
 def _cut_at_stop(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
-    """Return the longest prefix whose text ends before the first text of `stop`."""
+    """Return the longest prefix of `ids` that decodes to text before the first text of `stop`."""
     full_text = decode(ids)
-    stop_positions = [place for text in stop if (place := full_text.find(text)) >= 0]
+    stop_positions = [start for text in stop if (start := full_text.find(text)) >= 0]
     count = len(ids)
     while stop_positions and len(decode(ids[:count])) > min(stop_positions):
         count -= 1
@@ -215,7 +215,7 @@ def load_text_model(
         precision: By default that of the training, or fp32 for a Hugging Face folder.
         mesh: By default that of the training if it fits the devices. Otherwise all devices split
             the weights.
-        note: Called with sentences about deviations from the request.
+        note: Function that receives sentences for the user.
 
     Raises:
         CheckpointError: No step is usable.
@@ -236,26 +236,27 @@ def load_text_model(
         config: Any = folders.read_model(folder).model_copy(update={"init_from": folder})
         network = Network(config, _choose_mesh(mesh, None), precision or "fp32")
         params, loaded_step = published.load_parameters(config, network.abstract), None
-        data, files, ends_from = None, saved_files.read_tokenizer(path), folder
+        data, files, ends_folder = None, saved_files.read_tokenizer(path), folder
     else:
         stored = reader.find_step(folder, step, note)
         config = reader.recorded_model(stored)
-        recorded = stored.meta.get("train", {})
+        train = stored.meta.get("train", {})
         loaded_step = stored.step
-        saved_as = stored.meta.get("precision", "fp32")
-        dtypes: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(saved_as)
-        network = Network(config, _choose_mesh(mesh, recorded.get("mesh")), dtypes)
+        saved_precision = stored.meta.get("precision", "fp32")
+        if precision is None:
+            precision = pydantic.TypeAdapter(spec.Precision).validate_python(saved_precision)
+        network = Network(config, _choose_mesh(mesh, train.get("mesh")), precision)
         arrays: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
         if (lora := reader.recorded_lora(stored)) is not None:
             owner = f"step {stored.step} of {folder}"
             arrays = merge_stored(network.config, lora, stored.meta.get("base"), arrays, owner)
         params = _StoredParameters(network, arrays)
-        data = recorded.get("data")
+        data = train.get("data")
         files = saved_files.read_saved_tokenizer(folder)
-        ends_from = config.init_from
+        ends_folder = config.init_from
     tokenizer = tokenizers.find_tokenizer(network.config.vocab, data, files, folder)
-    # Both the folder and the tokenizer name tokens that end a text.
-    ends = {*(folders.end_tokens(ends_from) if ends_from else ())}
+    # Both the folder and the tokenizer may define tokens that end a text.
+    ends = {*(folders.end_tokens(ends_folder) if ends_folder else ())}
     ends |= {*(tokenizer.ends if tokenizer else ())}
     generator = Generator(network, network.unstack_params(params), tuple(ends))
     return TextModel(generator, tokenizer, loaded_step)
@@ -277,7 +278,7 @@ class _StoredParameters(dict[str, Any]):
         if len(axes) < 3 or isinstance(stored, reader.StoredArray):
             array = np.asarray(stored[tuple(axes)])
         else:
-            # A stack with merged adapters can only be read layer by layer.
+            # Parameters with merged adapters can only be read layer by layer.
             layers = range(stored.shape[0])
             array = np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in layers])
         return jax.make_array_from_callback(
@@ -285,14 +286,14 @@ class _StoredParameters(dict[str, Any]):
         )
 
 
-def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
-    """Return the requested mesh, or the training's if it fits, or all devices as fsdp."""
+def _choose_mesh(mesh: AnyMesh, training_mesh: Mapping[str, Any] | None) -> jax.sharding.Mesh:
+    """Return the requested mesh, or that of the training if it fits, or all devices as fsdp."""
     if mesh is not None:
         return meshes.resolve_mesh(mesh)
     devices = jax.devices()
-    sizes = {axis: size for axis, size in (recorded or {}).items() if isinstance(size, int)}
-    if recorded and -1 not in sizes.values() and math.prod(sizes.values()) == len(devices):
-        return meshes.build_mesh(spec.Mesh.model_validate(recorded))
+    sizes = {axis: size for axis, size in (training_mesh or {}).items() if isinstance(size, int)}
+    if training_mesh and -1 not in sizes.values() and math.prod(sizes.values()) == len(devices):
+        return meshes.build_mesh(spec.Mesh.model_validate(training_mesh))
     return meshes.build_mesh(spec.Mesh(fsdp=len(devices)))
 
 
@@ -302,9 +303,10 @@ def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.shard
 def sampling_bytes_per_device(
     train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh
 ) -> int:
-    """Return a device's bytes during sampling: the weights, and the keys and values.
+    """Return the bytes of weights, keys and values on a device while a training samples.
 
-    The estimate needs no tokenizer, since a token has at least one byte.
+    A token has at least one byte, so the bytes of the prompts bound their tokens, and no tokenizer
+    is needed.
     """
     prompts = [prompt.encode() if isinstance(prompt, str) else prompt for prompt in samples.prompts]
     network = Network(train.model, mesh, train.precision)
@@ -312,7 +314,10 @@ def sampling_bytes_per_device(
 
 
 class TrainingSamples:
-    """Sampling of the prompts of a training. Raises SpecError if its model cannot continue them."""
+    """Generates samples for the prompts of `eval.samples` during a training.
+
+    Raises SpecError if the model or the tokenizer does not support the prompts.
+    """
 
     def __init__(self, train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh) -> None:
         self._prompts, self._lora = samples.prompts, train.lora
@@ -334,10 +339,10 @@ class TrainingSamples:
         self._generator = Generator(network, Weights({}, ()), ends)
 
     def take_samples(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
-        """Return a sample of each prompt as JSON, with the stacked parameters of the training.
+        """Return a sample of each prompt as JSON, for the stacked parameters of the training.
 
-        Every process takes part. During sampling the devices hold a copy of the parameters in the
-        compute dtype, with merged adapters.
+        Every process must call this. During sampling the devices hold a copy of the parameters in
+        the compute dtype, with merged adapters.
         """
         network = self._generator.network
         decode = self._tokenizer.decode if self._tokenizer else None

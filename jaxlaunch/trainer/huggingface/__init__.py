@@ -1,1 +1,1 @@
-"""Weights from and to Hugging Face's folders."""
+"""Models and weights in the format of Hugging Face: conversion, loading and saving."""

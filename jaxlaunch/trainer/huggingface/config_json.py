@@ -1,4 +1,9 @@
-"""Conversion between Hugging Face's config.json and our model specs, without reading any file."""
+"""Conversion between the contents of Hugging Face's config.json and our model specs.
+
+`parse_model` reads a config.json by the tables of families.py, and `render_config` writes one. A
+model is rendered as the first family whose config.json, when it is parsed again, describes the same
+model.
+"""
 
 from __future__ import annotations
 
@@ -28,39 +33,39 @@ from jaxlaunch.trainer.spec import Model
 
 Config = Mapping[str, Any]
 
-# The default of transformers for the first and the last token if config.json names none.
+# The default in transformers of the tokens that begin and end a text.
 GPT2_END_TOKEN = 50256
-# Length of an example, in tokens, if neither the job nor a shorter model defines it.
+# The largest default length of an example, in tokens. A model with fewer positions has that many.
 MAX_DEFAULT_LENGTH = 2048
-# Keys of ours that a config.json does not contain, or that need not agree with it: some affect
-# training only, the head's tensor is the reliable source of the number of classes, and a ViT's
-# positions are interpolated for another size of image.
+# Our keys that config.json does not contain, or that may differ from it. Some only affect training,
+# the number of classes is checked with the head's tensor, and the positions of a ViT are
+# interpolated for another size of image.
 UNCOMPARED_KEYS = key_set(
     "preset init_from scan length family dropout drop_path pool pixel_mean pixel_std classes "
     "new_head image momentum running_variance layer_scale balance router_z capacity"
 )
-# A config.json must contain these keys if the family has no default.
+# Our keys whose counterparts config.json must contain unless the family has a default.
 REQUIRED_SIZES = ("layers", "width", "heads", "hidden", "vocab")
 FLOAT_KEYS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
-# Properties with the effective values of keys that may be null.
+# Our keys that may be null -> the property with the effective value.
 DEFAULT_PROPERTIES = {
     "kv_heads": "kv_head_count",
     "hidden": "mlp_units",
     "head_size": "head_channels",
     "expert_hidden": "expert_units",
 }
-# A null in the job means that the job does not set these keys.
+# A null in the job leaves these keys to the folder.
 DERIVED_KEYS = {*DEFAULT_PROPERTIES, "query_scalar", "pattern"}
-# transformers 5 requires of these families that the heads divide the width.
+# Families for which transformers 5 requires that the number of heads divides the width.
 UNDIVIDED_FAMILIES = ("llama", "gemma2", "gemma3_text")
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
-# Keys of a kind of rotary scaling, with our names, besides its factor and length.
+# Our keys of each kind of rotary scaling, in addition to its factor and original length.
 SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     "linear": (),
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
-# Names of keys that no family lists, because they are not plain renames.
+# Names in config.json of our keys that no family lists, because they are not plain renames.
 _SPECIAL_NAMES = {"window": "sliding_window", "dense_layers": "mlp_only_layers"}
 
 
@@ -102,7 +107,10 @@ def parse_model(config: Config) -> spec.PublishedModel:
 
 
 def _resolve_aliases(family: Family, config: Config) -> Config:
-    """Return the config with every key under its own name. Raises SpecError for two values."""
+    """Return the config with aliases replaced by the keys that they stand for.
+
+    Raises SpecError if both are set to different values.
+    """
     aliases = [alias for alias in family.aliases if config.get(alias) is not None]
     for alias in aliases:
         key, value = family.aliases[alias], config[alias]
@@ -116,7 +124,7 @@ def _resolve_aliases(family: Family, config: Config) -> Config:
 
 
 def _describe_fault(names: Mapping[str, str], fault: Mapping[str, Any]) -> str:
-    """Return a fault of pydantic with the key names of config.json instead of ours."""
+    """Return the message of a pydantic error, with the key names of config.json instead of ours."""
     message, path = pydantic_message(fault), [str(part) for part in fault["loc"][1:]]
     if not path:
         return re.sub(r"\b(\w+)(?= (=|is|has) )", lambda word: names.get(word[1], word[1]), message)
@@ -127,7 +135,13 @@ def _describe_fault(names: Mapping[str, str], fault: Mapping[str, Any]) -> str:
 def find_differences(
     job_model: spec.PublishedModel, folder_model: spec.PublishedModel, keys: set[str] | None = None
 ) -> list[str]:
-    """Return a sentence for each key, of `keys` or all, in which the models differ."""
+    """Return a sentence for each key in which the models differ.
+
+    Args:
+        job_model: Model of the job.
+        folder_model: Model of the folder.
+        keys: Keys that the job sets, or None to compare all keys.
+    """
     kind = folder_model.kind
     compared_keys = [key for key in type(job_model).model_fields if key not in UNCOMPARED_KEYS]
     if keys is not None:
@@ -141,7 +155,8 @@ def find_differences(
     faults = []
     for key in compared_keys:
         is_null = getattr(job_model, key) is None
-        # A null leaves the value to the folder. Positions are not a parameter of a decoder.
+        # A null leaves the value to the folder. A decoder has no parameter for its positions, so
+        # they need not agree.
         if (keys is not None and key in DERIVED_KEYS and is_null) or (
             key == "positions" and (is_null or isinstance(folder_model, spec.Decoder))
         ):
@@ -163,9 +178,9 @@ def find_differences(
 
 
 def find_family(model: spec.PublishedModel) -> str:
-    """Return the model_type for the export: the model's family, or the first that matches.
+    """Return the model_type for an export: the model's family, or the first that can express it.
 
-    Raises SpecError with the differences to the nearest family if none matches.
+    Raises SpecError if there is none, with the differences from the nearest family.
     """
     if not isinstance(model, spec.Decoder):
         return model.kind
@@ -188,7 +203,7 @@ def find_family(model: spec.PublishedModel) -> str:
 
 
 def _unloadable_values(name: str, model: spec.Decoder) -> list[str]:
-    """Return a sentence for each value that transformers 5 refuses in a config.json."""
+    """Return a sentence for each value of config.json that transformers 5 does not load."""
     faults = []
     if name in UNDIVIDED_FAMILIES and model.width % model.heads:
         faults.append(
@@ -205,7 +220,7 @@ def _unloadable_values(name: str, model: spec.Decoder) -> list[str]:
 
 
 def describe_refusal(model: spec.PublishedModel) -> str | None:
-    """Return a sentence if the model cannot be exported."""
+    """Return a sentence that says why the model cannot be exported, or None if it can."""
     refusal = "; ".join(model.unpublished_options)
     try:
         find_family(model)
@@ -219,12 +234,12 @@ def render_config(model: spec.PublishedModel) -> dict[str, Any]:
     return _render_as_family(model, find_family(model))
 
 
-# --- theirs -> ours -------------------------------------------------------------------------------
+# --- config.json -> our model ---------------------------------------------------------------------
 
 
 def _config_value(family: Family, config: Config, key: str) -> Any:
-    """Return the value of a key of theirs, or its default. Null counts as a value."""
-    return config[key] if key in config else family.absent.get(key)
+    """Return the value of a key of config.json, or its default. Null counts as a value."""
+    return config[key] if key in config else family.defaults.get(key)
 
 
 def _parse_number(key: str, value: Any) -> float:
@@ -242,7 +257,7 @@ def _parse_count(key: str, value: Any) -> int:
 def _parse_renamed_keys(family: Family, config: Config) -> dict[str, Any]:
     values = {theirs: _config_value(family, config, theirs) for theirs in family.keys}
     sizes = [theirs for theirs, ours in family.keys.items() if ours in REQUIRED_SIZES]
-    needed = [key for key in sizes if key not in family.absent]
+    needed = [key for key in sizes if key not in family.defaults]
     if missing := [key for key in needed if values[key] is None]:
         raise SpecError(f"it does not say {', '.join(missing)}")
     for key in needed:
@@ -268,7 +283,7 @@ def _parse_decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
     keys |= _parse_window(family, config, keys["layers"]) | _parse_rope(family, config, keys)
     if keys["window"] is None:
         keys.pop("rope_local_theta", None)
-    # The loss that balances experts is used only if the router's logits are an output.
+    # transformers adds the balancing loss only if the router's logits are an output.
     if "experts" in keys and config.get("output_router_logits"):
         weight = config.get("router_aux_loss_coef", 0.001)
         keys["balance"] = _parse_number("router_aux_loss_coef", weight)
@@ -314,7 +329,7 @@ def _parse_window(family: Family, config: Config, layers: int) -> dict[str, Any]
 
 
 def _default_layer_kinds(family: Family, config: Config, layers: int) -> list[str]:
-    """Return the kinds of the layers if config.json does not list them."""
+    """Return the kind of each layer of a family with windows whose config.json lists none."""
     if family.window in ("all", "all_switched"):
         return ["window"] * layers
     if family.window == "switched":
@@ -327,18 +342,19 @@ def _default_layer_kinds(family: Family, config: Config, layers: int) -> list[st
 
 
 def _parse_rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse rotary positions as transformers 4 or 5 (rope_parameters) writes them."""
-    version_4 = _parse_rope_block(family, config, "rope_scaling")
+    """Parse rotary positions as transformers 4 writes them, or 5, which has `rope_parameters`."""
+    keys_4 = _parse_rope_block(family, config, "rope_scaling")
     if not config.get("rope_parameters"):
-        return version_4
-    version_5 = _parse_rope_block(family, config, "rope_parameters")
-    written = version_5 if {"rope_theta", "rope_scaling"}.isdisjoint(config) else version_4
-    if any({**keys, **written}.get(key) != value for key, value in version_5.items()):
+        return keys_4
+    keys_5 = _parse_rope_block(family, config, "rope_parameters")
+    # A config.json may have the keys of both versions, which must then agree.
+    other_keys = keys_5 if {"rope_theta", "rope_scaling"}.isdisjoint(config) else keys_4
+    if any({**keys, **other_keys}.get(key) != value for key, value in keys_5.items()):
         raise SpecError(
             f"rope_parameters is {json.dumps(config['rope_parameters'])}, and rope_theta and "
             "rope_scaling say otherwise; keep those that the weights were trained with"
         )
-    return version_5
+    return keys_5
 
 
 def _parse_rope_block(family: Family, config: Config, name: str) -> dict[str, Any]:
@@ -370,9 +386,9 @@ def _parse_block(key: str, value: Any) -> dict[str, Any]:
     return dict(value or {})
 
 
-def _check_keys(name: str, block: Mapping[str, Any], known_keys: Collection[str]) -> None:
+def _check_keys(name: str, block: Mapping[str, Any], allowed_keys: Collection[str]) -> None:
     for key, value in block.items():
-        if key not in known_keys and value is not None:
+        if key not in allowed_keys and value is not None:
             raise SpecError(f"{name}.{key} is {json.dumps(value)}, a key that is not known here")
 
 
@@ -415,19 +431,21 @@ def _parse_yarn(
         attention_factor = parse_number("attention_factor")
     elif block.get("mscale") and block.get("mscale_all_dim"):
         growth = 0.1 * math.log(max(factor, 1.0))
-        above, below = (parse_number(key) * growth + 1.0 for key in ("mscale", "mscale_all_dim"))
-        attention_factor = above / below
+        numerator, denominator = (
+            parse_number(key) * growth + 1.0 for key in ("mscale", "mscale_all_dim")
+        )
+        attention_factor = numerator / denominator
     truncate = block.get("truncate", True)
     if not isinstance(truncate, bool):
         raise SpecError(f"{name}.truncate is {json.dumps(truncate)}, not true or false")
     return {**keys, "truncate": truncate, "attention_factor": attention_factor}
 
 
-# --- ours -> theirs -------------------------------------------------------------------------------
+# --- our model -> config.json ---------------------------------------------------------------------
 
 
 def _effective_value(model: spec.PublishedModel, key: str, layers: int) -> Any:
-    """Return the value of a key in a canonical form, which is equal for equal models."""
+    """Return the value of a key in a canonical form, for comparisons."""
     value = getattr(model, key)
     if isinstance(model, spec.Decoder):
         match key:
@@ -443,9 +461,9 @@ def _effective_value(model: spec.PublishedModel, key: str, layers: int) -> Any:
 
 
 def _layer_kinds(model: spec.Decoder, layers: int) -> list[str]:
-    """Return the kind of each layer; the window itself may come from the folder."""
-    looks = model.pattern or model.attention_spans
-    return [looks[layer % len(looks)] for layer in range(layers)]
+    """Return the kind of each layer, even if a job leaves the size of its window to the folder."""
+    pattern = model.pattern or model.attention_spans
+    return [pattern[layer % len(pattern)] for layer in range(layers)]
 
 
 def _render_as_family(model: spec.PublishedModel, name: str) -> dict[str, Any]:
@@ -467,18 +485,18 @@ def _render_as_family(model: spec.PublishedModel, name: str) -> dict[str, Any]:
     elif isinstance(model, spec.ImageModel):
         config |= label_keys([f"LABEL_{label}" for label in range(model.classes)])
     if isinstance(model, spec.ConvNeXt):
-        # transformers builds this many stages, whatever the length of the lists is.
+        # transformers builds this many stages, whatever the lengths of depths and widths are.
         config["num_stages"] = len(model.depths)
     return config
 
 
 def _whole_number(value: float) -> float:
-    """Return the number as an int if it is whole: transformers 5 takes no other type of some."""
+    """Return a whole number as an int, which transformers 5 requires for some keys."""
     return int(value) if value == int(value) else value
 
 
 def label_keys(classes: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of config.json that name the labels."""
+    """Return the keys of config.json with the names of the labels."""
     return {
         "id2label": {str(label): name for label, name in enumerate(classes)},
         "label2id": {name: label for label, name in enumerate(classes)},
@@ -486,7 +504,7 @@ def label_keys(classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _render_decoder(model: spec.Decoder, family: Family) -> dict[str, Any]:
-    """Return the keys that are not plain renames of ours."""
+    """Return the keys of config.json that are not plain renames of ours."""
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == model.activation)
     config: dict[str, Any] = {family.activation: activation}
     config |= {"rope_theta": model.rope_theta, "rope_scaling": _render_scaling(model)}
@@ -505,15 +523,15 @@ def _render_decoder(model: spec.Decoder, family: Family) -> dict[str, Any]:
 def _render_window(model: spec.Decoder, family: Family) -> dict[str, Any]:
     keys = WINDOW_KEYS[family.window]
     kinds = _layer_kinds(model, model.layers)
-    first = kinds.index("window") if "window" in kinds else None
+    first_window = kinds.index("window") if "window" in kinds else None
     names = {ours: theirs for theirs, ours in LAYER_KINDS.items()}
     # transformers 4 builds the mask of Gemma's windows even if no layer has one.
     no_window = model.max_positions if family.window == "layers" else None
     config: dict[str, Any] = {
-        "sliding_window": no_window if first is None else model.window,
+        "sliding_window": no_window if first_window is None else model.window,
         "layer_types": [names[kind] for kind in kinds],
-        "use_sliding_window": first is not None,
-        "max_window_layers": model.layers if first is None else first,
+        "use_sliding_window": first_window is not None,
+        "max_window_layers": model.layers if first_window is None else first_window,
     }
     if "rope_local_base_freq" in family.keys and "full" in model.attention_spans:
         config["sliding_window_pattern"] = model.attention_spans.index("full") + 1

@@ -1,9 +1,9 @@
-"""A table of the families of published models, which maps config.json to our options and back.
+"""The families of published models: how the keys of config.json correspond to our options.
 
-A family defines which of its keys correspond to ours, the defaults of missing keys, and the options
-that all of its models have. A config.json may contain the keys that are read and those that do not
-matter. Other keys are refused, although transformers ignores them, because they may belong to code
-that computes something else.
+A family is a model type of transformers. Its table lists the keys that correspond to ours, the
+defaults of missing keys, and the options that all models of the family have. A config.json may
+contain keys that are read here, and keys that do not affect the computation. Any other key is an
+error, although transformers ignores it, because it may belong to code that computes something else.
 """
 
 from __future__ import annotations
@@ -19,32 +19,41 @@ Values = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A model type of Hugging Face."""
+    """A model type of Hugging Face.
 
-    architecture: str  # class in transformers
-    kind: str  # in our spec
-    keys: Keys  # key in their config.json -> key in our model block
-    absent: Values  # of keys that their config.json omits
-    # Options of ours that all models of the family have.
+    Attributes:
+        architecture: Class in transformers.
+        kind: Kind of model in our spec.
+        keys: Key in config.json -> key in our model block.
+        defaults: Values of keys that config.json omits.
+        fixed: Values of our keys that all models of the family have.
+        constant: Keys of config.json for which only one value is supported.
+        aliases: Other name of a key -> the key that transformers reads it as.
+        ignored: Keys of this family that do not affect the computation.
+        activation: Key of the activation in config.json.
+        window: How config.json defines the layers with a window, a key of WINDOW_KEYS.
+        has_biases: Whether the family has attention_bias and mlp_bias.
+    """
+
+    architecture: str
+    kind: str
+    keys: Keys
+    defaults: Values
     fixed: Values = dataclasses.field(default_factory=dict)
-    # Keys of theirs for which only one value is supported.
     constant: Values = dataclasses.field(default_factory=dict)
-    # Other names of keys, which transformers reads as the key that they stand for.
     aliases: Keys = dataclasses.field(default_factory=dict)
-    # Keys of this family alone that do not change what a model computes.
-    silent: frozenset[str] = frozenset()
-    activation: str = "hidden_act"  # their key of the activation
-    # How they define which layers have a window: all, [all_]switched or layers; None: none.
+    ignored: frozenset[str] = frozenset()
+    activation: str = "hidden_act"
     window: str | None = None
-    has_biases: bool = False  # whether the family has attention_bias and mlp_bias
+    has_biases: bool = False
 
 
 def key_set(names: str) -> frozenset[str]:
-    """Return the names in a text."""
+    """Return the names in a text that separates them by spaces."""
     return frozenset(names.split())
 
 
-# Keys of decoders and ViTs.
+# Keys of decoders and of ViT.
 _BLOCKS: Keys = {
     "num_hidden_layers": "layers",
     "hidden_size": "width",
@@ -60,13 +69,13 @@ _SIZES: Keys = {
     "max_position_embeddings": "positions",
     "head_dim": "head_size",
 }
-_ABSENT: Values = {
+_DEFAULTS: Values = {
     "tie_word_embeddings": False,
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
     "rope_theta": 10000.0,
 }
-_QWEN_ABSENT: Values = {
+_QWEN_DEFAULTS: Values = {
     "sliding_window": 4096,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
@@ -76,8 +85,8 @@ _GEMMA_KEYS: Keys = {
     "query_pre_attn_scalar": "query_scalar",
     "final_logit_softcapping": "logit_cap",
 }
-_GEMMA_ABSENT: Values = {
-    **_ABSENT,
+_GEMMA_DEFAULTS: Values = {
+    **_DEFAULTS,
     "tie_word_embeddings": True,
     "head_dim": 256,
     "num_key_value_heads": 4,
@@ -87,7 +96,7 @@ _GEMMA_ABSENT: Values = {
 }
 _GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
 
-# Keys of image models that select features if the model is a backbone of another one.
+# Keys of image models that select features for a model of which they are the backbone.
 _BACKBONE_KEYS = key_set("num_labels out_features out_indices stage_names tie_word_embeddings")
 # Keys of convolutional models.
 _STAGES: Keys = {"depths": "depths", "hidden_sizes": "widths", "num_channels": "channels"}
@@ -98,7 +107,7 @@ FAMILIES: Mapping[str, Family] = {
         "LlamaForCausalLM",
         "decoder",
         _SIZES,
-        {**_ABSENT, "max_position_embeddings": 2048},
+        {**_DEFAULTS, "max_position_embeddings": 2048},
         has_biases=True,
     ),
     "mistral": Family(
@@ -106,7 +115,7 @@ FAMILIES: Mapping[str, Family] = {
         "decoder",
         _SIZES,
         {
-            **_ABSENT,
+            **_DEFAULTS,
             "sliding_window": 4096,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
@@ -117,7 +126,7 @@ FAMILIES: Mapping[str, Family] = {
         "Qwen2ForCausalLM",
         "decoder",
         _SIZES,
-        {**_ABSENT, **_QWEN_ABSENT},
+        {**_DEFAULTS, **_QWEN_DEFAULTS},
         {"biases": ["qkv"]},
         window="switched",
     ),
@@ -125,7 +134,7 @@ FAMILIES: Mapping[str, Family] = {
         "Qwen3ForCausalLM",
         "decoder",
         _SIZES,
-        {**_ABSENT, **_QWEN_ABSENT, "head_dim": 128},
+        {**_DEFAULTS, **_QWEN_DEFAULTS, "head_dim": 128},
         {"qk_norm": "head"},
         window="switched",
         has_biases=True,
@@ -135,14 +144,14 @@ FAMILIES: Mapping[str, Family] = {
         "decoder",
         {**_GEMMA_KEYS, "attn_logit_softcapping": "score_cap"},
         {
-            **_GEMMA_ABSENT,
+            **_GEMMA_DEFAULTS,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
             "max_position_embeddings": 8192,
         },
         _GEMMA,
         # hidden_activation and sliding_window are read instead.
-        silent=frozenset(["hidden_act", "sliding_window_size"]),
+        ignored=frozenset(["hidden_act", "sliding_window_size"]),
         activation="hidden_activation",
         window="layers",
         has_biases=True,
@@ -152,14 +161,14 @@ FAMILIES: Mapping[str, Family] = {
         "decoder",
         {**_GEMMA_KEYS, "rope_local_base_freq": "rope_local_theta"},
         {
-            **_GEMMA_ABSENT,
+            **_GEMMA_DEFAULTS,
             "rope_theta": 1e6,
             "rope_local_base_freq": 10000.0,
             "max_position_embeddings": 131072,
         },
         {**_GEMMA, "qk_norm": "head"},
-        # layer_types contains what the second key says.
-        silent=frozenset(["hidden_act", "_sliding_window_pattern"]),
+        # layer_types is read instead of _sliding_window_pattern.
+        ignored=frozenset(["hidden_act", "_sliding_window_pattern"]),
         activation="hidden_activation",
         window="layers",
         has_biases=True,
@@ -168,7 +177,7 @@ FAMILIES: Mapping[str, Family] = {
         "Olmo2ForCausalLM",
         "decoder",
         {theirs: ours for theirs, ours in _SIZES.items() if ours != "head_size"},
-        {**_ABSENT, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+        {**_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
         {"norms": "after", "qk_norm": "whole"},
         has_biases=True,
     ),
@@ -177,7 +186,7 @@ FAMILIES: Mapping[str, Family] = {
         "decoder",
         {**_SIZES, "num_local_experts": "experts", "num_experts_per_tok": "experts_per_token"},
         {
-            **_ABSENT,
+            **_DEFAULTS,
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
             "num_key_value_heads": 8,
@@ -201,7 +210,7 @@ FAMILIES: Mapping[str, Family] = {
             "norm_topk_prob": "experts_normalized",
         },
         {
-            **_ABSENT,
+            **_DEFAULTS,
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
@@ -211,10 +220,10 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window": 4096,
         },
         {"qk_norm": "head"},
-        # transformers 5 writes this one.
+        # transformers 5 writes num_local_experts.
         aliases={"num_local_experts": "num_experts"},
-        # Every layer has the window.
-        silent=frozenset(["max_window_layers"]),
+        # All layers have the window, whatever max_window_layers is.
+        ignored=frozenset(["max_window_layers"]),
         window="all_switched",
         has_biases=True,
     ),
@@ -238,9 +247,9 @@ FAMILIES: Mapping[str, Family] = {
             "num_attention_heads": "n_head",
             "num_hidden_layers": "n_layer",
         },
-        # The summary keys belong to a classifier; the others change the order of two float32
-        # operations at most.
-        silent=key_set(
+        # The summary keys belong to a classifier. The others only change the order of two float32
+        # operations.
+        ignored=key_set(
             "attn_pdrop n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout "
             "summary_last_dropout summary_proj_to_labels summary_type summary_use_proj"
         ),
@@ -258,7 +267,7 @@ FAMILIES: Mapping[str, Family] = {
         {"layer_norm_eps": 1e-12, "image_size": 224, "num_channels": 3, "patch_size": 16},
         constant={"hidden_act": "gelu", "qkv_bias": True},
         # Keys of the pooler and the decoder of patches, which a classifier does not have.
-        silent=key_set(
+        ignored=key_set(
             "attention_probs_dropout_prob encoder_stride hidden_dropout_prob num_labels pooler_act "
             "pooler_output_size tie_word_embeddings"
         ),
@@ -279,7 +288,7 @@ FAMILIES: Mapping[str, Family] = {
             "downsample_in_first_stage": False,
             "downsample_in_bottleneck": False,
         },
-        silent=_BACKBONE_KEYS,
+        ignored=_BACKBONE_KEYS,
     ),
     "convnext": Family(
         "ConvNextForImageClassification",
@@ -293,12 +302,12 @@ FAMILIES: Mapping[str, Family] = {
             "layer_norm_eps": 1e-12,
         },
         constant={"hidden_act": "gelu"},
-        silent=_BACKBONE_KEYS
+        ignored=_BACKBONE_KEYS
         | key_set("drop_path_rate image_size layer_scale_init_value num_stages"),
     ),
 }
 
-# Theirs -> ours.
+# The name of an activation or a kind of layer in config.json -> ours.
 ACTIVATIONS: Keys = {
     "silu": "silu",
     "gelu": "gelu",
@@ -307,8 +316,7 @@ ACTIVATIONS: Keys = {
 }
 LAYER_KINDS: Keys = {"sliding_attention": "window", "full_attention": "full"}
 
-# Keys that change what a model computes, with the only value that is supported unless the family
-# reads the key.
+# Keys that affect the computation. Unless the family reads the key, only this value is supported.
 SUPPORTED_VALUES: Values = {
     "add_cross_attention": False,
     "attn_logit_softcapping": None,
@@ -324,7 +332,7 @@ SUPPORTED_VALUES: Values = {
     "transformers_weights": None,
     "use_bidirectional_attention": False,
 }
-# Effects of other values of these keys and of a family's constants, for messages.
+# The effect of another value of these keys and of a family's constants, for messages.
 EFFECTS: Keys = {
     "activation_function": "computes another function in each layer",
     "add_cross_attention": "adds attention to an encoder",
@@ -347,8 +355,7 @@ EFFECTS: Keys = {
     "transformers_weights": "names another file of weights than model.safetensors",
     "use_bidirectional_attention": "lets a token see those after it",
 }
-# Keys that do not change what a model computes, such as those that transformers writes for every
-# model.
+# Keys that do not affect the computation, such as those that transformers writes for every model.
 IGNORED_KEYS = key_set(
     "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled "
     "_name_or_path _num_labels architectures attention_dropout attn_implementation auto_map "
@@ -367,16 +374,17 @@ IGNORED_KEYS = key_set(
     "use_bfloat16 use_cache"
 )
 
-# Keys of our model block that must not be null.
+# Keys of our model block whose counterpart in config.json must not be null if it has a default.
 COUNT_KEYS = key_set("experts experts_per_token expert_hidden head_size")
 EXPERT_KEYS = frozenset({"router_aux_loss_coef", "output_router_logits"})
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
-# Keys of a block of rotary positions. YaRN's own models have `finetuned`.
+# Keys in a block of rotary positions. The models of YaRN's authors have `finetuned`.
 ROPE_BLOCK_KEYS = key_set(
     "attention_factor beta_fast beta_slow factor finetuned high_freq_factor low_freq_factor mscale "
     "mscale_all_dim original_max_position_embeddings rope_theta rope_type truncate type"
 )
-# Keys that are read for each way in which families define their windows.
+# How a family defines the layers with a window -> the keys that are read. In `all` families every
+# layer has one, a `switched` family can turn them off, and `layers` lists the kind of each layer.
 WINDOW_KEYS: Mapping[str | None, frozenset[str]] = {
     None: key_set(""),
     "all": key_set("sliding_window"),
@@ -423,13 +431,13 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
         elif key in known_keys:
             if key in BOOLEAN_KEYS and value is not None and not isinstance(value, bool):
                 yield f"{fault}, not true or false"
-            # transformers fails on such a null.
+            # transformers fails if such a key is null.
             is_count = family.keys.get(key) in COUNT_KEYS
-            if value is None and is_count and family.absent.get(key) is not None:
-                yield f"{key} is null, not a number; leave it out for {family.absent[key]}"
-        # In a family without head_dim, heads have the size head_size anyway.
+            if value is None and is_count and family.defaults.get(key) is not None:
+                yield f"{key} is null, not a number; leave it out for {family.defaults[key]}"
+        # Other keys are accepted if they are unset. head_dim may also have its default value.
         elif (
-            key not in IGNORED_KEYS | family.silent
+            key not in IGNORED_KEYS | family.ignored
             and value not in (None, False, "", [], {})
             and not (key == "head_dim" and value == head_size)
         ):

@@ -1,9 +1,9 @@
 """The metadata files of a Hugging Face folder: model, preprocessor and special tokens.
 
-config.json of `init_from` defines every size, and the keys of the job must agree with it.
-preprocessor_config.json defines how transformers normalizes images; its means and deviations apply
-to pixels times a factor, 1/255 by default, while ours apply to bytes. generation_config.json and
-the tokenizer define the tokens that begin, end and pad a text.
+- config.json defines every size of the model, and the keys of the job must agree with it.
+- preprocessor_config.json defines how images are normalized. Its means and deviations apply to
+  pixels times a factor, 1/255 by default, whereas ours apply to bytes.
+- generation_config.json and the tokenizer define the tokens that begin, end and pad a text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxlaunch.trainer.huggingface.families import key_set
 from jaxlaunch.trainer.spec import Decoder, ImageModel, PublishedModel, TrainSpec
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
-# The number of bilinear resampling in Pillow.
+# Pillow's number for bilinear resampling.
 BILINEAR = 2
 RESCALE_FACTOR = 1 / 255
 GENERATION_FILE = "generation_config.json"
@@ -33,11 +33,10 @@ TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
-    """Return the spec with the model of its `init_from` folder, or unchanged if it has none.
+    """Return the spec with the model of its `init_from` folder, if it names one.
 
-    If `must_exist` is False, the folder may be missing as long as the job defines every size.
-    Raises SpecError if config.json cannot be read, is not supported, or does not agree with the
-    job.
+    If `must_exist` is False, the folder may be missing, provided that the job sets every size.
+    Raises SpecError if config.json cannot be read, is not supported, or contradicts the job.
     """
     model = train.model
     if not isinstance(model, PublishedModel) or model.init_from is None:
@@ -45,7 +44,7 @@ def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
     folder = model.init_from
     if not must_exist:
         sizes = key_set("layers width heads vocab length image patch classes depths widths")
-        # The other models derive hidden as 4 × width.
+        # Other models have a default of 4 × width for hidden.
         sizes |= {"hidden"} if isinstance(model, Decoder) else set()
         has_every_size = sizes & type(model).model_fields.keys() <= model.model_fields_set
         if has_every_size and (remote.is_remote(folder) or not _config_path(folder).exists()):
@@ -53,10 +52,10 @@ def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
     job_keys = {key: getattr(model, key) for key in model.model_fields_set}
     folder_model = read_model(folder)
     check_model(model, folder_model, folder, set(job_keys))
-    own_keys = (
+    kept_keys = (
         config_json.UNCOMPARED_KEYS & job_keys.keys() & type(folder_model).model_fields.keys()
     )
-    model_keys = folder_model.model_dump() | {key: job_keys[key] for key in own_keys}
+    model_keys = folder_model.model_dump() | {key: job_keys[key] for key in kept_keys}
     keys = {key: getattr(train, key) for key in train.model_fields_set}
     try:
         keys["model"] = type(folder_model).model_validate(model_keys)
@@ -74,23 +73,23 @@ def _config_path(folder: str) -> epath.Path:
     return epath.Path(folder) / "config.json"
 
 
-def _translate_errors(folder: str) -> contextlib.AbstractContextManager[None]:
-    """Translate the errors of an object store within the block to SpecError or StorageError."""
+def _convert_errors(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Convert errors of an object store to SpecError or StorageError."""
     if remote.is_remote(folder):
         return remote.convert_errors(f"reading train.model.init_from = {folder}", SpecError)
     return contextlib.nullcontext()
 
 
 def read_model(folder: str) -> PublishedModel:
-    """Return the model of config.json with the pixel statistics of the preprocessor.
+    """Read the model of a folder, with the pixel statistics of its preprocessor.
 
-    Raises SpecError, and StorageError if a store fails.
+    Raises SpecError, and StorageError if an object store fails.
     """
     path, name = _config_path(folder), "config.json"
     try:
         if remote.is_remote(folder):
             remote.check_url("train.model.init_from", folder)
-        with _translate_errors(folder):
+        with _convert_errors(folder):
             config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise SpecError(f"{path} is not a block of keys, as transformers writes it")
@@ -99,7 +98,7 @@ def read_model(folder: str) -> PublishedModel:
         except SpecError as error:
             raise SpecError(f"{path}: {error}") from None
         name = PREPROCESSOR_FILE
-        with _translate_errors(folder):
+        with _convert_errors(folder):
             preprocessor = epath.Path(folder) / name
             if not isinstance(model, ImageModel) or not preprocessor.exists():
                 return model
@@ -113,7 +112,10 @@ def read_model(folder: str) -> PublishedModel:
 def check_model(
     job_model: PublishedModel, folder_model: PublishedModel, path: str, keys: set[str] | None = None
 ) -> None:
-    """Raise SpecError if `keys` of the job's model, by default all, differ from the folder's."""
+    """Raise SpecError if the model of the job differs from that of the folder in one of `keys`.
+
+    By default all keys are compared.
+    """
     if differences := config_json.find_differences(job_model, folder_model, keys):
         text = "; ".join(differences)
         raise SpecError(f"{_config_path(path)} describes another model than train.model: {text}")
@@ -123,7 +125,10 @@ def check_model(
 
 
 def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
-    """Parse `pixel_mean` and `pixel_std`, an empty dict if the file has none. Raises SpecError."""
+    """Return `pixel_mean` and `pixel_std`, or an empty dict if the file has none.
+
+    Raises SpecError.
+    """
     try:
         preprocessor = json.loads(text)
         if not isinstance(preprocessor, dict):
@@ -149,7 +154,7 @@ def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
 
 
 def with_pixel_statistics(model: ImageModel, pixels: Mapping[str, list[float]]) -> ImageModel:
-    """Return the model with these means and deviations; a single number applies to all channels."""
+    """Return the model with these means and deviations. One number applies to all channels."""
     update = {
         key: values * (model.channels if len(values) == 1 else 1) for key, values in pixels.items()
     }
@@ -159,11 +164,17 @@ def with_pixel_statistics(model: ImageModel, pixels: Mapping[str, list[float]]) 
 def render_preprocessor(
     model: ImageModel, size: Sequence[int] | None, crop_share: float
 ) -> dict[str, Any] | None:
-    """Return the preprocessing of an evaluation in transformers' keys.
+    """Return preprocessor_config.json for the preprocessing of an evaluation.
 
-    The center crop has `crop_share` of a side and is resized to `size`, height and width. If these
-    differ, the keys say only how to normalize. Returns None if each image is standardized by
-    itself, which transformers does not support.
+    Args:
+        model: Model.
+        size: Height and width to which images are resized. If they differ, the file only contains
+            the normalization.
+        crop_share: Share of a side that the center crop has before it is resized.
+
+    Returns:
+        The keys, or None if each image is normalized by its own statistics, which transformers does
+        not support.
     """
     if model.pixel_mean is None or model.pixel_std is None:
         return None
@@ -180,10 +191,10 @@ def render_preprocessor(
     if model.channels == 1:
         # The slow processors of transformers 4 refuse images without an axis of channels.
         keys["image_processor_type"] = "ViTImageProcessorFast"
-    # transformers resizes without a crop to any size but a square, which distorts images.
+    # For any size but a square, transformers resizes without a crop, which would distort images.
     if size is None or size[0] != size[1]:
         return keys
-    # As `center_box` of data/augment: a quotient such as 223.99999 is meant to be whole.
+    # As in `center_box` of data/augment.py, a quotient such as 223.99999 is rounded up.
     edge = math.floor(size[0] / crop_share + 1e-6)
     return keys | {
         "image_processor_type": keys["image_processor_type"].replace("ViT", "Bit"),
@@ -201,7 +212,7 @@ def render_preprocessor(
 def read_generation_config(folder: str | None) -> dict[str, Any]:
     """Read generation_config.json of a folder, with the special tokens of config.json as defaults.
 
-    Returns an empty dict without a folder, and if the files do not exist or cannot be read.
+    Returns an empty dict if there is no folder, or if the files are missing or unreadable.
     """
     if folder is None:
         return {}
@@ -213,9 +224,9 @@ def read_generation_config(folder: str | None) -> dict[str, Any]:
 def render_generation_config(
     folder: str | None, tokenizer_files: Mapping[str, bytes], turn_ends: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Return generation_config.json for a model that started from `folder`.
+    """Return generation_config.json for a model that was fine-tuned from `folder`, if any.
 
-    The tokens that end a text are those of the folder and of the tokenizer, and `turn_ends`.
+    The tokens that end a text are those of the folder, those of the tokenizer, and `turn_ends`.
     """
     tokens, config = special_token_ids(tokenizer_files), read_generation_config(folder)
     ends: list[int] = []
@@ -229,16 +240,16 @@ def render_generation_config(
 def _read_keys(folder: str, name: str) -> dict[str, Any]:
     path = epath.Path(folder) / name
     try:
-        with _translate_errors(folder):
+        with _convert_errors(folder):
             keys = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError, SpecError, StorageError):
-        # The model is complete without this file.
+        # These files are optional: the model is complete without them.
         return {}
     return keys if isinstance(keys, dict) else {}
 
 
 def end_tokens(folder: str) -> tuple[int, ...]:
-    """Return the tokens that end a text."""
+    """Return the tokens that end a text according to a folder."""
     ends = read_generation_config(folder).get("eos_token_id")
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (int(ends),)
 
@@ -251,7 +262,7 @@ def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
     """
     names: dict[str, Any] = {}
     for file in ("special_tokens_map.json", TOKENIZER_CONFIG_FILE):
-        # The newer file comes last and takes precedence.
+        # tokenizer_config.json is the newer format and takes precedence.
         keys = _parse_keys(files.get(file, b""))
         names |= {key: token for key, token in keys.items() if token is not None}
     tokenizer = _parse_keys(files.get("tokenizer.json", b""))
@@ -270,9 +281,9 @@ def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
 def complete_tokenizer_config(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return a tokenizer's files with a class and the special tokens in tokenizer_config.json.
 
-    Without a class, transformers takes that of the model's type, which may add tokens and splits
-    texts by its own rules, whatever tokenizer.json says. transformers 4 does not know the class
-    that transformers 5 writes, and both know the one here.
+    Without a class, transformers uses that of the model's type, which may add tokens and split text
+    by its own rules instead of those in tokenizer.json. transformers 4 does not know the class that
+    transformers 5 writes, so it is replaced by one that both know.
     """
     if "tokenizer.json" not in files:
         return dict(files)

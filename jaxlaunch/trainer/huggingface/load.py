@@ -1,12 +1,11 @@
 """Loads weights from a Hugging Face folder with config.json and safetensors.
 
 Parameters are loaded one by one, and a process reads only the parts for its own devices. The folder
-may be local or in gs:// or s3://; of an object in a store only the needed rows are fetched, as
-ranges.
+may be local or in gs:// or s3://, from where only ranges of bytes are fetched. The positions of a
+ViT are interpolated for images of another size, as in transformers and PyTorch.
 
-A ViT for images of another size than its folder's gets its positions interpolated, as in
-transformers and PyTorch. N positions: a class token's, then those of the patches, row by row; D
-model.
+N positions (the class token, then the patches row by row), Y rows and X columns of patches, D
+model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,24 +28,25 @@ from jaxlaunch.trainer.huggingface.names import TIED_HEAD, Leaf
 from jaxlaunch.trainer.huggingface.tensor_files import Slices, TensorFiles
 from jaxlaunch.trainer.spec import PublishedModel, ViT
 
-# Coefficient of the cubic kernel, as in PyTorch.
+# The coefficient of the cubic kernel, as in PyTorch.
 CUBIC_COEFFICIENT = -0.75
-# Kinds of faults that one message names.
+# The number of kinds of faults that a message lists.
 MAX_FAULTS = 5
-# Rows of a matrix that are compared at a time.
+# The number of rows of a matrix that are compared at a time.
 COMPARED_ROWS = 4096
-# What programs that wrap a model put before the names of its tensors.
+# Prefixes of tensor names that wrappers of a model add.
 WRAPPERS = re.compile(
     r"(^|\.)(module|_orig_mod|base_model\.model|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
 
-Grid = tuple[int, int]  # rows and columns of patches
+# Rows and columns of patches.
+Grid = tuple[int, int]
 
 
 def load_parameters(
     model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
-    """Load the parameters of `model`, shaped and placed as `targets`, by name.
+    """Load the parameters of `model` by name, with shapes, dtypes and shardings of `targets`.
 
     Raises SpecError if config.json describes another model, or a tensor is missing, unexpected or
     of another shape.
@@ -57,17 +57,17 @@ def load_parameters(
 def iterate_parameters(
     model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the parameters of `load_parameters` one by one, so that the caller can release them.
+    """Yield the parameters of `load_parameters` one by one, so that the caller can release each.
 
-    Unless `is_cast`, each has the smallest dtype that holds all of its tensors in the folder,
-    float32 for a double.
+    Without `is_cast` a parameter keeps the dtype of its tensors in the folder: the smallest that
+    holds all of them, but float32 for float64.
     """
     path = model.init_from or ""
     folder_model = folder.read_model(path)
     folder.check_model(model, folder_model, path)
     files = TensorFiles(path)
     leaves, new_names = folder_leaves(model, files), names.new_parameters(model)
-    targets = {name: like for name, like in targets.items() if name not in new_names}
+    targets = {name: target for name, target in targets.items() if name not in new_names}
     stored = dict(targets)
     if isinstance(model, ViT) and isinstance(folder_model, ViT) and "positions" in targets:
         target = targets["positions"]
@@ -87,7 +87,7 @@ def iterate_parameters(
         if target.shape == shape:
             yield name, read_parameter(leaf, cast_target, files)
             continue
-        # The grid of patches differs from the folder's: each process reads all positions and
+        # The grid of patches differs from that of the folder. Each process reads all positions and
         # interpolates them.
         assert isinstance(model, ViT) and isinstance(folder_model, ViT), "no other model has a grid"
         assert cast_target.sharding is not None, "the train step gives every parameter a sharding"
@@ -102,33 +102,35 @@ def iterate_parameters(
 
 
 def folder_leaves(model: PublishedModel, files: TensorFiles) -> dict[str, Leaf]:
-    """Return the leaves as this folder names them.
+    """Return the leaves of a model with the names that this folder uses.
 
-    As in transformers, the names may lack the prefix of the model below the head, or all have one
-    more; a tied matrix may have the name of the embedding, that of the head, or both. With both,
+    As in transformers, the prefix of the model below the head may be missing from all names, or
+    repeated. A tied matrix may have the name of the embedding, of the head, or both, in which case
     the head is the leaf `TIED_HEAD`.
     """
     leaves, prefix = names.parameter_leaves(model), names.NAME_PREFIXES[model.kind]
     if (tied_head := names.tied_head(model)) is not None:
         leaves[TIED_HEAD] = tied_head
 
-    def count_names(leaves: Mapping[str, Leaf]) -> int:
-        places = (dict.fromkeys(leaf.stacked_axes, 0) for leaf in leaves.values())
-        named = zip(leaves.values(), places, strict=True)
-        return sum(leaf.tensor_name(first) in files for leaf, first in named)
+    def count_matches(leaves: Mapping[str, Leaf]) -> int:
+        """Count the leaves whose first tensor is in the folder."""
+        return sum(
+            leaf.tensor_name(dict.fromkeys(leaf.stacked_axes, 0)) in files
+            for leaf in leaves.values()
+        )
 
     def rename_leaves(rename: Callable[[str], str]) -> dict[str, Leaf]:
         return {
             ours: dataclasses.replace(leaf, name=rename(leaf.name)) for ours, leaf in leaves.items()
         }
 
-    shorter = rename_leaves(lambda name: name.removeprefix(prefix))
-    leaves = max(leaves, shorter, rename_leaves(prefix.__add__), key=count_names)
+    unprefixed = rename_leaves(lambda name: name.removeprefix(prefix))
+    leaves = max(leaves, unprefixed, rename_leaves(prefix.__add__), key=count_matches)
     if tied_head is not None:
         head = leaves.pop(TIED_HEAD)
         if head.name in files:
-            is_twice = leaves["embedding"].name in files
-            leaves[TIED_HEAD if is_twice else "embedding"] = head
+            has_both = leaves["embedding"].name in files
+            leaves[TIED_HEAD if has_both else "embedding"] = head
     return leaves
 
 
@@ -140,16 +142,22 @@ def check_tensors(
     files: TensorFiles,
     unread: tuple[str, ...] = (),
 ) -> None:
-    """Raise SpecError unless the folder holds exactly the tensors that block `key` needs.
+    """Raise SpecError unless the folder holds exactly the tensors of the parameters in `targets`.
 
-    Tensors whose names end with one of `unread` are allowed.
+    Args:
+        path: Folder, for messages.
+        key: Block of the job that defines the parameters, for messages.
+        leaves: Layout of each parameter.
+        targets: Shapes of the parameters.
+        files: Tensors of the folder.
+        unread: Suffixes of further tensors that the folder may hold.
     """
     if unknown := [name for name in targets if name not in leaves]:
         raise SpecError(f"{key}.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
     shapes: dict[str, tuple[int, ...]] = {}
     for parameter, target in targets.items():
         shapes.update(leaves[parameter].tensor_shapes(target.shape))
-    # Names of tensors by what is wrong with them.
+    # The names of tensors with each kind of fault.
     faults: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         if name not in files:
@@ -176,11 +184,11 @@ def check_tensors(
         )
     if faults:
         more = f"; and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
-        texts = [_join_names(faults[fault], fault) for fault in [*faults][:MAX_FAULTS]]
+        texts = [_describe_fault(faults[fault], fault) for fault in [*faults][:MAX_FAULTS]]
         raise SpecError(f"{path} does not match {key}: {'; '.join(texts)}{more}")
 
 
-def _join_names(names: Sequence[str], fault: str) -> str:
+def _describe_fault(names: Sequence[str], fault: str) -> str:
     if len(names) == 1:
         return f"{names[0]} is {fault}"
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -190,23 +198,27 @@ def _join_names(names: Sequence[str], fault: str) -> str:
 def check_tied_head(
     path: str, leaves: Mapping[str, Leaf], target: jax.ShapeDtypeStruct, files: TensorFiles
 ) -> None:
-    """Raise SpecError if a tied head differs from the embedding [V, D] in a part of this process.
+    """Raise SpecError if a tied head differs from the embedding [V, D].
 
-    transformers 5 uses both then, and transformers 4 the embedding alone.
+    A process compares the parts of its own devices. If the two differ, transformers 5 uses both,
+    and transformers 4 only the embedding.
     """
     embedding, head = leaves["embedding"], leaves[TIED_HEAD]
-    like = jax.ShapeDtypeStruct(target.shape, jnp.float32)
+    float32_target = jax.ShapeDtypeStruct(target.shape, jnp.float32)
     assert target.sharding is not None, "the train step gives every parameter a sharding"
     indexes = target.sharding.addressable_devices_indices_map(target.shape).values()
     spans = {
-        tuple(cut.indices(size)[:2] for cut, size in zip(index, target.shape, strict=True))
+        tuple(
+            axis_slice.indices(size)[:2]
+            for axis_slice, size in zip(index, target.shape, strict=True)
+        )
         for index in indexes
     }
     for (first, last), columns in spans:
         for start in range(first, last, COMPARED_ROWS):
             span = slice(start, min(start + COMPARED_ROWS, last)), slice(*columns)
-            rows_VD = read_part(embedding, span, like, files)
-            if not np.array_equal(rows_VD, read_part(head, span, like, files)):
+            rows_VD = read_part(embedding, span, float32_target, files)
+            if not np.array_equal(rows_VD, read_part(head, span, float32_target, files)):
                 raise SpecError(
                     f"{path}: {head.name} differs from {embedding.name}, and config.json says that "
                     "they are tied (tie_word_embeddings): transformers 5 uses both, transformers 4 "
@@ -217,13 +229,13 @@ def check_tied_head(
 
 
 def read_parameter(leaf: Leaf, target: jax.ShapeDtypeStruct, files: TensorFiles) -> Array:
-    """Read a parameter, one part for each device; replicas are read once."""
+    """Read a parameter, a part for each device of this process. Replicas are read once."""
     parts: dict[str, np.ndarray[Any, Any]] = {}
 
     def read_shard(index: Slices | None) -> np.ndarray[Any, Any]:
         assert index is not None, "every local device holds a part"
-        cuts = zip(index, target.shape, strict=True)
-        spans = tuple(slice(*cut.indices(size)[:2]) for cut, size in cuts)
+        sizes = zip(index, target.shape, strict=True)
+        spans = tuple(slice(*axis_slice.indices(size)[:2]) for axis_slice, size in sizes)
         if str(spans) not in parts:
             parts[str(spans)] = read_part(leaf, spans, target, files)
         return parts[str(spans)]
@@ -237,18 +249,18 @@ def read_parameter(leaf: Leaf, target: jax.ShapeDtypeStruct, files: TensorFiles)
 def read_part(
     leaf: Leaf, spans: Slices, target: jax.ShapeDtypeStruct, files: TensorFiles
 ) -> np.ndarray[Any, Any]:
-    """Read `parameter[spans]`, assembled tensor by tensor in the dtype it will have."""
+    """Read `parameter[spans]` tensor by tensor, in the dtype of `target`."""
     sizes = dict(zip(leaf.ours, target.shape, strict=True))
     span_by_axis = dict(zip(leaf.ours, spans, strict=True))
-    cuts = [_cut_axis(group.strip("1"), sizes, span_by_axis) for group in leaf.theirs.split()]
+    cuts = [_cut_axis(letters.strip("1"), sizes, span_by_axis) for letters in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
-    inner_slices = tuple(inner for cut in cuts for inner in cut.inside)
-    part_shape = [extent.stop - extent.start for extent in spans]
+    inner_slices = tuple(inner for cut in cuts for inner in cut.inner)
+    part_shape = [span.stop - span.start for span in spans]
     part: np.ndarray[Any, Any] = np.empty(part_shape, target.dtype)
-    for places in leaf.stacked_indexes(span_by_axis):
-        tensor = files[leaf.tensor_name(places)][tuple(cut.read for cut in cuts)]
+    for indexes in leaf.stacked_indexes(span_by_axis):
+        tensor = files[leaf.tensor_name(indexes)][tuple(cut.read for cut in cuts)]
         destination = tuple(
-            places[axis] - span_by_axis[axis].start if axis in places else slice(None)
+            indexes[axis] - span_by_axis[axis].start if axis in indexes else slice(None)
             for axis in leaf.ours
         )
         part[destination] = tensor.reshape(shape)[inner_slices].transpose(leaf.axis_order)
@@ -256,15 +268,24 @@ def read_part(
 
 
 class _Cut(NamedTuple):
-    """The slice to read along a tensor's axis, and how it is cut into our axes."""
+    """The conversion of an axis of a tensor to our axes.
+
+    Attributes:
+        read: Slice to read along the axis.
+        shape: Sizes of our axes into which the slice is split.
+        inner: Slices to take of our axes afterwards.
+    """
 
     read: slice
     shape: list[int]
-    inside: list[slice]
+    inner: list[slice]
 
 
 def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> _Cut:
-    """Return the slice of a tensor's axis that covers `span`, or all of the axis."""
+    """Return the smallest slice of a tensor's axis that covers `span`, or the whole axis.
+
+    A slice is possible if `span` covers all of our axes in it except for the first one.
+    """
     axis_sizes = [sizes[axis] for axis in letters]
     if not letters:
         return _Cut(slice(0, 1), [], [])
@@ -279,7 +300,7 @@ def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice])
 def interpolate_positions(
     positions_ND: NDArray[np.float32], old_grid: Grid, new_grid: Grid
 ) -> NDArray[np.float32]:
-    """Interpolate the positions of patches bicubically, keeping the class token's."""
+    """Interpolate the positions of patches bicubically, and keep that of the class token."""
     patches_YXD = positions_ND[1:].reshape(*old_grid, -1).astype(np.float64)
     weights = [_bicubic_weights(*sizes) for sizes in zip(old_grid, new_grid, strict=True)]
     patches_YXD = np.einsum("ry,cx,yxd->rcd", *weights, patches_YXD, optimize=True)

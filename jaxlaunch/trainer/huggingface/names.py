@@ -1,8 +1,9 @@
-"""Tables of the names and layouts of our models' parameters in Hugging Face's files.
+"""The names and layouts of our models' parameters in Hugging Face's files.
 
-A parameter of ours is a stack of tensors of theirs, each with its axes permuted and grouped.
-`Leaf("ldhk", "hk d", "model.layers.{l}.self_attn.q_proj.weight")` means: our parameter has the axes
-layer, D, heads, head size, and for every layer there is one tensor, [heads × head size, D].
+One of our parameters is a stack of tensors in their files, whose axes may be permuted and merged. A
+`Leaf` describes this. `Leaf("ldhk", "hk d", "model.layers.{l}.self_attn.q_proj.weight")` means that
+our parameter has the axes layer, D, heads and head size, and that their files contain one tensor
+[heads × head size, D] for every layer.
 """
 
 from __future__ import annotations
@@ -15,37 +16,43 @@ from collections.abc import Iterator, Mapping
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 
-# Names of the places along the axis t.
+# The names of the indexes along the axis t in tensor names.
 QKV = ("query", "key", "value")
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """The layout of one of our parameters in their files."""
+    """The layout of one of our parameters in their files.
 
-    ours: str  # a letter for each axis
-    # A word for each axis: the letters of our axes in it, the last one fastest; 1 for size one.
+    Attributes:
+        ours: The axes of our parameter, a letter for each.
+        theirs: The axes of a tensor, a word for each: the letters of our axes that are merged in
+            it, in row-major order, or 1 for an axis of size 1.
+        name: Name of a tensor, with {letter} for the index along one of our axes.
+        layers: Layer number of each index along the axis l, by default the index itself.
+    """
+
+    ours: str
     theirs: str
-    name: str  # of a tensor; {letter} stands for the index along that axis of ours
-    # Layer number of each index along the axis l; None: the index itself.
+    name: str
     layers: tuple[int, ...] | None = None
 
     @property
     def stacked_axes(self) -> str:
-        """The axes of ours along which each index is a tensor of its own."""
+        """Our axes along which each index is a separate tensor."""
         return "".join(letter for letter in self.ours if "{" + letter + "}" in self.name)
 
     @property
     def axis_order(self) -> list[int]:
-        """The transposition of a tensor from their axes to ours, without the stacked axes."""
+        """The permutation of a tensor from their axes to ours, without the stacked axes."""
         letters, stacked = "".join(self.theirs.split()).replace("1", ""), self.stacked_axes
         return [letters.index(axis) for axis in self.ours if axis not in stacked]
 
     def stacked_indexes(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
-        """Yield the indexes along the stacked axes within `span`, for each tensor."""
+        """Yield the indexes along the stacked axes of each tensor within `span`."""
         ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked_axes]
-        for places in itertools.product(*ranges):
-            yield dict(zip(self.stacked_axes, places, strict=True))
+        for indexes in itertools.product(*ranges):
+            yield dict(zip(self.stacked_axes, indexes, strict=True))
 
     def full_span(self, shape: tuple[int, ...]) -> dict[str, slice]:
         """Return the span of a whole parameter of this shape."""
@@ -54,22 +61,24 @@ class Leaf:
     def tensor_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of the tensors of a parameter with this shape."""
         sizes = dict(zip(self.ours, shape, strict=True)) | {"1": 1}
-        theirs = tuple(math.prod(map(sizes.__getitem__, group)) for group in self.theirs.split())
-        for places in self.stacked_indexes(self.full_span(shape)):
-            yield self.tensor_name(places), theirs
+        tensor_shape = tuple(
+            math.prod(map(sizes.__getitem__, letters)) for letters in self.theirs.split()
+        )
+        for indexes in self.stacked_indexes(self.full_span(shape)):
+            yield self.tensor_name(indexes), tensor_shape
 
-    def tensor_name(self, places: Mapping[str, int]) -> str:
+    def tensor_name(self, indexes: Mapping[str, int]) -> str:
         """Return the name of the tensor at these indexes of the stacked axes."""
-        names: dict[str, str | int] = dict(places)
-        if "l" in places and self.layers is not None:
-            names["l"] = self.layers[places["l"]]
-        if "t" in places:
-            names["t"] = QKV[places["t"]]
+        names: dict[str, str | int] = dict(indexes)
+        if "l" in indexes and self.layers is not None:
+            names["l"] = self.layers[indexes["l"]]
+        if "t" in indexes:
+            names["t"] = QKV[indexes["t"]]
         return self.name.format(**names)
 
 
-# Their names of a layer's norms by the position of ours. The same name means another norm in
-# another family.
+# Their names of a layer's norms, by the option `norms` of a decoder. Families use the same name for
+# different norms.
 NORM_NAMES: Mapping[str, Mapping[str, str]] = {
     "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "after": {
@@ -118,12 +127,13 @@ def _mlp_leaves(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
     for ours, axes in (("gate", ("ldf", "f d")), ("up", ("ldf", "f d")), ("down", ("lfd", "d f"))):
         yield f"blocks.mlp.{ours}", Leaf(*axes, f"{layer}mlp.{ours}_proj.weight")
         if "mlp" in model.biases:
-            out = axes[1][0]
-            yield f"blocks.mlp.{ours}_bias", Leaf("l" + out, out, f"{layer}mlp.{ours}_proj.bias")
+            output_axis = axes[1][0]
+            bias = Leaf(f"l{output_axis}", output_axis, f"{layer}mlp.{ours}_proj.bias")
+            yield f"blocks.mlp.{ours}_bias", bias
 
 
 def _expert_leaves(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
-    # Mixtral's names, or those of Qwen 3, which has norms of queries and keys.
+    # Without a family, norms of queries and keys tell Qwen 3's names from Mixtral's.
     is_mixtral = model.family == "mixtral" or (model.family is None and model.qk_norm is None)
     layer += "block_sparse_moe." if is_mixtral else "mlp."
     theirs = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -160,7 +170,14 @@ def _vit_leaves(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Le
 def _block_kernels(
     layer: str, theirs: tuple[str, str, str, str], qkv: str, *, is_torch: bool
 ) -> Iterator[tuple[str, Leaf]]:
-    """Yield kernels and biases of attention and MLP; kernels are [out, in] in torch."""
+    """Yield the kernels and biases of attention and MLP.
+
+    Args:
+        layer: Prefix of the names of a layer's tensors.
+        theirs: Names of their modules for qkv, out, up and down.
+        qkv: Word for the output axis of the qkv tensors.
+        is_torch: Whether kernels are [outputs, inputs] as in torch's nn.Linear.
+    """
     attention = (("attention.qkv", "d", "thk", qkv), ("attention.out", "hk", "d", "d"))
     kernels = (*attention, ("mlp.up", "d", "f", "f"), ("mlp.down", "f", "d", "d"))
     for (ours, inputs, outputs, word), name in zip(kernels, theirs, strict=True):
@@ -179,7 +196,7 @@ def _resnet_leaves(model: spec.ResNet) -> Iterator[tuple[str, Leaf]]:
 
 
 def _normalized_convolutions(model: spec.ResNet) -> Iterator[tuple[str, str]]:
-    """Yield our and their names of the convolutions with a batch normalization."""
+    """Yield our and their names of the convolutions that have a batch normalization."""
     yield "stem", "resnet.embedder.embedder"
     input_width = model.stem_width
     for stage, (depth, width) in enumerate(zip(model.depths, model.widths, strict=True)):
@@ -229,8 +246,7 @@ def _norm_leaves(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Le
     yield f"{ours}.bias", Leaf(stacked + "d", "d", f"{theirs}.bias")
 
 
-# Suffixes of tensors that are not parameters, and the prefix that names lack in files without the
-# head.
+# Suffixes of tensors that are not parameters.
 _UNREAD_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
     "gpt2": (".attn.bias", ".attn.masked_bias"),
@@ -238,39 +254,40 @@ _UNREAD_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "resnet": (".num_batches_tracked",),
     "convnext": (),
 }
+# The prefix of tensor names that files without a head leave out.
 NAME_PREFIXES: Mapping[str, str] = {
     **{kind: f"{kind}." for kind in ("vit", "resnet", "convnext")},
     "decoder": "model.",
     "gpt2": "transformer.",
 }
-# Our name for the second tensor of a tied matrix, which is compared and not loaded.
+# Our name for the second tensor of a tied matrix, which is only compared with the first one.
 TIED_HEAD = "tied head"
-# The parameters of the head of an image model.
+# The parameters in the head of an image model.
 HEAD_PARAMETERS = ("head", "head_bias")
 
 
 def unread_suffixes(model: spec.PublishedModel) -> tuple[str, ...]:
-    """Return the suffixes of tensors that this model's files may contain and that are not read."""
+    """Return the suffixes of tensors that a folder may hold in addition to those that are read."""
     suffixes = _UNREAD_SUFFIXES[model.kind]
     return (*suffixes, *(parameter_leaves(model)[name].name for name in new_parameters(model)))
 
 
 def tied_head(model: spec.PublishedModel) -> Leaf | None:
-    """Return the leaf of a head that is the embedding, None for a model with a head of its own.
+    """Return the leaf of a head that is tied to the embedding, or None if the head is not tied.
 
-    Some repositories publish the matrix under this name too, or under this name alone.
+    Some repositories publish the tied matrix under both names, or only under the name of the head.
     """
     is_tied = isinstance(model, spec.GPT2) or (isinstance(model, spec.Decoder) and model.tied)
     return Leaf("vd", "v d", "lm_head.weight") if is_tied else None
 
 
 def new_parameters(model: spec.PublishedModel) -> tuple[str, ...]:
-    """Return the parameters of a new head, which are initialized at random instead of loaded."""
+    """Return the parameters that are initialized at random instead of loaded: a new head's."""
     return HEAD_PARAMETERS if isinstance(model, spec.ImageModel) and model.new_head else ()
 
 
 def batch_counts(model: spec.PublishedModel) -> dict[str, Leaf]:
-    """Return the leaves of the batch counters of norms, which exist only in their files."""
+    """Return the leaves of the batch counters of norms, for which we have no parameters."""
     if not isinstance(model, spec.ResNet):
         return {}
     return {
@@ -280,9 +297,10 @@ def batch_counts(model: spec.PublishedModel) -> dict[str, Leaf]:
 
 
 def parameter_leaves(model: spec.PublishedModel) -> dict[str, Leaf]:
-    """Return the leaves of a model's parameters by name, and of the running statistics of a ResNet.
+    """Return the leaves of a model's parameters and running statistics, by name.
 
-    Raises SpecError for unsupported options: pooling of a ViT, another stem or epsilon of a ResNet.
+    Raises SpecError if the model has options that Hugging Face's does not have, such as the pooling
+    of a ViT, or the stem or epsilon of a ResNet.
     """
     if faults := model.unpublished_options:
         raise SpecError("; ".join(faults))

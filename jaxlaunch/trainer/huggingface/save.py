@@ -1,9 +1,9 @@
-"""Saves weights as a folder of config.json and safetensors, one file or many with an index.
+"""Saves a model as a folder of config.json and safetensors, one file or shards with an index.
 
-A folder is written tensor by tensor under a temporary name and renamed, so that no reader sees a
-partial folder. Models that Hugging Face supports are written in its format. For the MLP of a table,
-which it does not support, the arrays have our names and axes, so that a few lines of NumPy can
-evaluate it, and config.json contains its sizes.
+A folder is written tensor by tensor under a temporary name and then renamed, so that no reader sees
+a partial folder. Models that Hugging Face supports are written in its format. It does not support
+the MLP of a table. Its arrays have our names and axes, so that a few lines of NumPy can evaluate
+it, and config.json contains its sizes.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.tensor_files import INDEX_FILE, MODEL_STEM, TensorFiles
 from jaxlaunch.trainer.spec import GPT2, MLP, ImageModel, PublishedModel
 
-# Maximum size of one safetensors file.
+# The default of the largest size of a safetensors file.
 MAX_FILE_BYTES = 2 * 2**30
-# Names of the dtypes in safetensors.
+# The names of dtypes in safetensors.
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
 MLP_TYPE = "jaxlaunch_mlp"
 MLP_SIZES = ("layers", "width", "classes")
 
 
 class Parameter(Protocol):
-    """An array on a device, on the host, or still on storage."""
+    """An array on a device, on the host, or in a file that is read when it is sliced."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of its axes."""
+        """Sizes of the axes."""
 
     @property
     def dtype(self) -> Any:
-        """A dtype of numpy or JAX: float32, float16 or bfloat16."""
+        """NumPy or JAX dtype, one of DTYPES."""
 
     def __getitem__(self, index: Any, /) -> Any: ...
 
@@ -66,14 +66,22 @@ def save_model(
     classes: Sequence[str] = (),
     turn_ends: Sequence[int] = (),
 ) -> list[str]:
-    """Write the parameters of `model` as a folder, and return the names of its safetensors.
+    """Write a model in the format of Hugging Face, and return the names of its safetensors files.
 
-    Each parameter is read once, tensor by tensor, and at most one is in memory. One process must be
-    able to read all of them. The special tokens are those of `model.init_from`, or else those of
-    the tokenizer in `extra_files`. Files have up to `file_bytes` and at least one tensor. `classes`
-    are the names of the labels, if they have names, and `turn_ends` the tokens that end a turn of a
-    chat. Raises SpecError if Hugging Face has no counterpart of a parameter, or `target` is not
-    empty.
+    Parameters are read tensor by tensor, with at most one tensor in memory. The special tokens are
+    those of `model.init_from`, or otherwise those of the tokenizer in `extra_files`.
+
+    Args:
+        target: Folder to write.
+        model: Model.
+        params: Parameters by name, all of which this process can read.
+        file_bytes: Largest size of a safetensors file, unless a single tensor is larger.
+        extra_files: Contents of further files, by name.
+        classes: Names of the labels, if they have names.
+        turn_ends: Tokens that end a turn of a chat.
+
+    Raises:
+        SpecError: Hugging Face has no counterpart of a parameter, or `target` is not empty.
     """
     leaves, counts = names.parameter_leaves(model), names.batch_counts(model)
     if unknown := [name for name in params if name not in leaves]:
@@ -91,13 +99,13 @@ def save_model(
         if len(classes) == model.classes:
             config |= config_json.label_keys(classes)
     else:
-        # Unknown tokens are null. If they were missing, transformers would use the defaults of its
-        # own vocabulary.
+        # Tokens that are not known must be null. If the keys were missing, transformers would use
+        # the tokens of the family's original vocabulary.
         if not (isinstance(model, GPT2) and model.vocab > config_json.GPT2_END_TOKEN):
             config |= dict.fromkeys(TOKEN_KEYS)
         config |= {key: generation[key] for key in TOKEN_KEYS if key in generation}
         files[GENERATION_FILE] = generation
-    # Batch counters are required and not used, because the norms have a momentum.
+    # transformers requires the batch counters, but does not use them for norms with a momentum.
     arrays = {**params, **{name: np.zeros((), np.int64) for name in counts}} if counts else params
     files = {"config.json": config | {"dtype": dtype}, **files, **extra_files}
     return write_folder(target, leaves | counts, arrays, files, file_bytes=file_bytes)
@@ -112,14 +120,25 @@ def write_folder(
     stem: str = MODEL_STEM,
     file_bytes: int = MAX_FILE_BYTES,
 ) -> list[str]:
-    """Write parameters in the layout of `leaves` and other files; return the safetensors.
+    """Write a folder of safetensors and other files, and return the names of the safetensors files.
 
-    The names of the weight files begin with `stem`. Raises SpecError if `target` is not empty.
+    Args:
+        target: Folder to write.
+        leaves: Layout of each parameter.
+        params: Parameters by name.
+        files: Other files by name, as bytes or as an object to encode as JSON.
+        stem: Beginning of the names of the weight files.
+        file_bytes: Largest size of a safetensors file, unless a single tensor is larger.
+
+    Raises:
+        SpecError: `target` is not empty.
     """
     with _complete_folder(check_target(target)) as folder:
         groups = list(_group_tensors(_list_tensors(leaves, params), file_bytes))
-        stems = [f"{stem}-{at + 1:05}-of-{len(groups):05}" for at in range(len(groups))]
-        paths = [f"{name}.safetensors" for name in (stems if len(groups) > 1 else [stem])]
+        stems = [stem]
+        if len(groups) > 1:
+            stems = [f"{stem}-{index + 1:05}-of-{len(groups):05}" for index in range(len(groups))]
+        paths = [f"{file_stem}.safetensors" for file_stem in stems]
         tensor_files: dict[str, str] = {}
         for name, group in zip(paths, groups, strict=True):
             with _open_synced(folder / name) as file:
@@ -129,7 +148,7 @@ def write_folder(
             metadata = {"total_size": sum(tensor.nbytes for group in groups for tensor in group)}
             files = {INDEX_FILE: {"metadata": metadata, "weight_map": tensor_files}, **files}
         for name, content in files.items():
-            # Chat templates are in a subfolder.
+            # Chat templates may be in a subfolder.
             (folder / name).parent.mkdir(exist_ok=True)
             with _open_synced(folder / name) as file:
                 file.write(content if isinstance(content, bytes) else encode_json(content))
@@ -137,7 +156,10 @@ def write_folder(
 
 
 def check_target(target: str) -> Path:
-    """Return the absolute path of a folder to write. Raises SpecError if it is in use."""
+    """Return the absolute path of a folder to write.
+
+    Raises SpecError if the path is not local, is not empty, or cannot be replaced.
+    """
     if "://" in target:
         raise SpecError(
             f"{target} is not a local folder; write to a local one, and copy it from there"
@@ -169,7 +191,7 @@ def _complete_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _open_synced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file and sync it at the end, for a complete folder after a power failure."""
+    """Open a new file and sync it at the end, so that the folder survives a power failure."""
     with open(path, "xb") as file:
         yield file
         file.flush()
@@ -182,7 +204,15 @@ def encode_json(content: Mapping[str, Any]) -> bytes:
 
 
 class _Tensor(NamedTuple):
-    """A tensor to be written: `parameter[where]`, its axes permuted and grouped."""
+    """A tensor to write.
+
+    Attributes:
+        name: Name of the tensor in the file.
+        shape: Shape of the tensor in the file.
+        parameter: Name of the parameter that contains it.
+        slices: Part of the parameter, whose axes are then permuted and merged.
+        dtype: Dtype of the tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -192,16 +222,17 @@ class _Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor in its file."""
+        """Size of the tensor in the file, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def _list_tensors(leaves: Mapping[str, Leaf], params: Mapping[str, Parameter]) -> Iterator[_Tensor]:
     for parameter, array in params.items():
         leaf = leaves[parameter]
-        places = leaf.stacked_indexes(leaf.full_span(array.shape))
-        for place, (name, shape) in zip(places, leaf.tensor_shapes(array.shape), strict=True):
-            slices = tuple(place.get(axis, slice(None)) for axis in leaf.ours)
+        stacked_indexes = leaf.stacked_indexes(leaf.full_span(array.shape))
+        tensor_shapes = leaf.tensor_shapes(array.shape)
+        for indexes, (name, shape) in zip(stacked_indexes, tensor_shapes, strict=True):
+            slices = tuple(indexes.get(axis, slice(None)) for axis in leaf.ours)
             yield _Tensor(name, shape, parameter, slices, np.dtype(array.dtype))
 
 
@@ -221,14 +252,14 @@ def _write_tensors(
     leaves: Mapping[str, Leaf],
     params: Mapping[str, Parameter],
 ) -> None:
-    """Write a safetensors file: the header's length, the header, and the tensors."""
+    """Write a safetensors file: the length of the header, the header, and the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for tensor in tensors:
         dtype, offsets = DTYPES[tensor.dtype.name], [start, start := start + tensor.nbytes]
         header[tensor.name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Pad the header so that the tensors begin aligned.
+    # The header is padded, so that the tensors are aligned to 8 bytes.
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors:
@@ -245,14 +276,17 @@ def _write_tensors(
 def save_mlp(
     target: str, model: MLP, params: Mapping[str, Parameter], extra_files: Mapping[str, bytes]
 ) -> list[str]:
-    """Write the folder atomically; return its safetensors. Raises SpecError."""
+    """Write an MLP as a folder, and return the names of its safetensors files. Raises SpecError."""
     config = {"model_type": MLP_TYPE, **{key: getattr(model, key) for key in MLP_SIZES}}
     leaves = {name: _mlp_leaf(name, len(array.shape)) for name, array in params.items()}
     return write_folder(target, leaves, params, {"config.json": config, **extra_files})
 
 
 def read_mlp_model(folder: str) -> MLP | None:
-    """Read the model of a folder that `save_mlp` wrote, None for others. Raises SpecError."""
+    """Read the model of a folder that `save_mlp` wrote, or return None for other folders.
+
+    Raises SpecError.
+    """
     try:
         config = json.loads((epath.Path(folder) / "config.json").read_text())
         if not isinstance(config, dict) or config.get("model_type") != MLP_TYPE:
@@ -267,11 +301,13 @@ def read_mlp_model(folder: str) -> MLP | None:
 
 
 def load_mlp(folder: str, targets: Mapping[str, Any]) -> dict[str, Array]:
-    """Load the parameters, shaped and placed as `targets`. Raises SpecError."""
+    """Load the parameters of an MLP, with shapes and shardings of `targets`. Raises SpecError."""
     files = TensorFiles(folder, "the export")
-    leaves = {name: _mlp_leaf(name, len(like.shape)) for name, like in targets.items()}
+    leaves = {name: _mlp_leaf(name, len(target.shape)) for name, target in targets.items()}
     load.check_tensors(folder, "its config.json", leaves, targets, files)
-    return {name: load.read_parameter(leaves[name], like, files) for name, like in targets.items()}
+    return {
+        name: load.read_parameter(leaves[name], target, files) for name, target in targets.items()
+    }
 
 
 def _mlp_leaf(name: str, axes: int) -> Leaf:

@@ -1,10 +1,10 @@
-"""The safetensors files of a folder, local or in a store, and their tensors by name.
+"""The safetensors files of a local or remote folder, and their tensors by name.
 
-Which files count is the rule of transformers: `model.safetensors`, or without it the shards that
-`model.safetensors.index.json` lists. All others in the folder are left alone: shards of an older
-save, variants, pickles, the state of an optimizer. Of the index only the list of shards counts; a
-tensor is where a shard has it. transformers takes the last of several tensors with one name, and
-here that is an error.
+As in transformers, the weights are in `model.safetensors`, or otherwise in the shards that
+`model.safetensors.index.json` lists. All other files in the folder are ignored: shards of an older
+save, variants, pickles, the state of an optimizer. The index is only used as a list of shards; the
+shards themselves say which tensors they hold. If several shards hold a tensor of the same name,
+transformers reads the last one, and here this is an error.
 """
 
 from __future__ import annotations
@@ -26,22 +26,29 @@ from jaxlaunch.trainer.errors import SpecError
 
 MODEL_STEM = "model"
 INDEX_FILE = f"{MODEL_STEM}.safetensors.index.json"
-# If a model has this file, transformers adds its adapters to the weights.
+# If the folder of a model has this file, transformers adds the adapters in it to the weights.
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 DEFAULT_KEY = "train.model.init_from"
 DTYPES: dict[str, Any] = dict(F32=np.float32, F16=np.float16, BF16=jnp.bfloat16, F64=np.float64)
-# Endings of files that may hold weights, for the message about a folder without the right ones.
+# Endings of weight files, for the message about a folder without safetensors.
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
-# Size of the field that holds the length of the header.
+# The size of the field with the length of the header.
 LENGTH_BYTES = 8
 
 Slices = tuple[slice, ...]
 
 
 class TensorFiles:
-    """The tensors of a folder by name; `stem` is that of the names of its files.
+    """The tensors of a folder by name.
 
-    Raises SpecError without weights, for an unreadable file, and where two files hold one tensor.
+    Args:
+        folder: Folder or URL.
+        key: Key of the job that sets the folder, for messages.
+        stem: Beginning of the names of the weight files.
+
+    Raises:
+        SpecError: The folder has no weights, a file cannot be read, or two files hold a tensor of
+            the same name.
     """
 
     def __init__(self, folder: str, key: str = DEFAULT_KEY, stem: str = MODEL_STEM) -> None:
@@ -66,20 +73,20 @@ class TensorFiles:
         return name in self._paths
 
     def __getitem__(self, name: str) -> Any:
-        """Return a lazy tensor, read when it is sliced. Raises SpecError."""
+        """Return a lazy tensor, which is read when it is sliced. Raises SpecError."""
         return self._open_file(self._paths[name]).get_slice(name)
 
     def tensor_dtype(self, name: str) -> np.dtype[Any]:
-        """Return the stored dtype of a tensor that can be read."""
+        """Return the stored dtype of a tensor that `is_supported`."""
         dtype: np.dtype[Any] = np.dtype(DTYPES[self[name].get_dtype()])
         return dtype
 
     def is_supported(self, name: str) -> bool:
-        """Return whether a tensor has numbers that can be read: floats of 16 bits or more."""
+        """Return whether a tensor has a dtype that can be read: floats of 16 bits or more."""
         return self[name].get_dtype() in DTYPES
 
     def close(self) -> None:
-        """Close the local files, whose mapped pages count as memory of this process."""
+        """Close the local files, because their mapped pages count as memory of this process."""
         for path in [path for path in self._open if not remote.is_remote(path)]:
             del self._open[path]
 
@@ -133,19 +140,19 @@ class TensorFiles:
         return [str(path) for path in paths]
 
     def _missing_message(self, root: epath.Path, single: str, index: str) -> str:
-        others: list[str] = []
+        other_files: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             files = sorted(path.name for path in root.iterdir())
-            others = [name for name in files if name.endswith(WEIGHT_ENDINGS)]
+            other_files = [name for name in files if name.endswith(WEIGHT_ENDINGS)]
         message = (
             f"{self._key} = {self._folder} is not a folder of weights: it has neither {single} nor "
             f"{index}, one of which transformers reads"
         )
-        if not others:
+        if not other_files:
             return message
         return (
-            f"{message}; it has {', '.join(others[:5])}. Save the model with save_pretrained of "
-            "transformers, which gives the files these names"
+            f"{message}; it has {', '.join(other_files[:5])}. Save the model with save_pretrained "
+            "of transformers, which gives the files these names"
         )
 
 
@@ -184,20 +191,27 @@ class RemoteFile:
         return list(self._header)
 
     def get_slice(self, name: str) -> RemoteTensor:
-        """Return a lazy tensor, whose dtype may be one that cannot be read."""
+        """Return a lazy tensor, whose dtype may not be supported."""
         entry = self._header[name]
         start = self._start + entry["data_offsets"][0]
         return RemoteTensor(self, entry["shape"], entry["dtype"], start)
 
     def read_range(self, start: int, end: int) -> bytes:
-        """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
+        """Read the bytes `start` to `end - 1`. Raises SpecError, StorageError."""
         with remote.convert_errors(f"reading {self._url}", SpecError):
             return remote.read_range(self._url, start, end)
 
 
 @dataclasses.dataclass(frozen=True)
 class RemoteTensor:
-    """A lazy tensor in an object store: slicing fetches the needed rows along the first axis."""
+    """A lazy tensor in an object store. Slicing fetches the rows along the first axis.
+
+    Attributes:
+        file: The file of the tensor.
+        shape: Shape of the tensor.
+        dtype: Name of the dtype in safetensors.
+        start: Offset in the file, in bytes.
+    """
 
     file: RemoteFile
     shape: list[int]
@@ -209,7 +223,7 @@ class RemoteTensor:
         return self.shape
 
     def get_dtype(self) -> str:
-        """Return the dtype as named by safetensors."""
+        """Return the name of the dtype in safetensors."""
         return self.dtype
 
     def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:

@@ -1,1 +1,1 @@
-"""The built-in models, and users' models."""
+"""The built-in models, and the wrappers of models that users define."""

@@ -1,7 +1,7 @@
 """The models that classify: an MLP; ResNet, ConvNeXt and a vision transformer for images.
 
-B batch, Y and X places of an image, I channels in, O channels out, C channels, F hidden, P side of
-a patch, L patches (and a class token), D model, V classes.
+B batch, Y rows and X columns of an image, I input channels, O output channels, C channels, F hidden
+units, P side of a patch, L patches (and a class token), D model, V classes.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ from jaxlaunch.trainer.models.layers import (
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-# The axes of a kernel [Y, X, I, O]. Under fsdp it is split by its channels out.
+# The axes of a kernel [Y, X, I, O]. Under fsdp it is split along its output channels.
 KERNEL_AXES = (None, None, None, "embed")
 # The epsilon of every norm of ConvNeXt except the last.
 CONVNEXT_EPS = 1e-6
 
 
 class Classifier(nnx.Module):
-    """examples -> logits_BV.
+    """A model that maps examples [B, ...] to logits_BV.
 
     Attributes:
-        pixels: The mean and deviation of each channel for normalizing images; None normalizes each
-            image by its own.
+        pixels: Mean and standard deviation of each channel, to normalize images with. None
+            normalizes each image with its own mean and deviation.
     """
 
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def __init__(self, options: ModelOptions, config: spec.ImageModel | None = None) -> None:
         self.output, self.loss = options.output, options.loss
-        self.deterministic = False  # nnx's name for evaluation
+        # nnx's train() and eval() set the attribute of this name.
+        self.deterministic = False
         if config is not None and config.pixel_mean is not None:
             self.pixels = tuple(config.pixel_mean), tuple(config.pixel_std or ())
 
@@ -71,9 +72,10 @@ class MLP(Classifier):
         options: ModelOptions = DEFAULT_OPTIONS,
     ) -> None:
         super().__init__(options)
-        sizes = enumerate(pairwise([math.prod(shape), *[config.width] * config.layers]))
+        widths = [math.prod(shape), *[config.width] * config.layers]
         self.layers = nnx.List(
-            [Linear(*size, (_layer_axis(i), _layer_axis(i + 1)), rngs) for i, size in sizes]
+            Linear(inputs, outputs, (_layer_axis(i), _layer_axis(i + 1)), rngs)
+            for i, (inputs, outputs) in enumerate(pairwise(widths))
         )
         head_axes = _layer_axis(config.layers), "classes"
         self.head = Linear(config.width, config.classes, head_axes, rngs)
@@ -93,12 +95,15 @@ class MLP(Classifier):
 
 
 def _layer_axis(i: int) -> str:
-    """Return the axis between two layers. Under mp every second product communicates."""
+    """Return the axis of the units after layer i.
+
+    The names alternate, so that under mp only every second product communicates.
+    """
     return "hidden" if i % 2 else "embed"
 
 
 class ImageClassifier(Classifier):
-    """images_BYXC, floats -> logits_BV in the output dtype; one channel may have no axis C."""
+    """A model of float images [B, Y, X, C], or [B, Y, X] if they have a single channel."""
 
     def add_head(self, config: spec.ImageModel, width: int, std: float, rngs: nnx.Rngs) -> None:
         """Create the head, after all other layers."""
@@ -106,13 +111,13 @@ class ImageClassifier(Classifier):
         self.head_bias = init_bias((config.classes,), ("classes",))
 
     def __call__(self, images: Array) -> Array:
-        """Return logits_BV of images [B, Y, X, C] or [B, Y, X]."""
+        """Return logits_BV in the output dtype."""
         pooled_BC = self.pool(images if images.ndim == 4 else images[..., None])
         logits_BV = jnp.matmul(pooled_BC, self.head[...], preferred_element_type=self.output)
         return logits_BV + self.head_bias[...].astype(self.output)[None, :]
 
     def pool(self, images_BYXC: Array) -> Array:
-        """Return the features, which the head turns into logits."""
+        """Return the features [B, C], from which the head computes logits."""
         raise NotImplementedError
 
 
@@ -122,7 +127,7 @@ class ImageClassifier(Classifier):
 def convolve(
     x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, groups: int = 1
 ) -> Array:
-    """Convolve x with the kernel, in `groups` of channels, with `padding` zeros on each side."""
+    """Convolve x with the kernel in `groups` of channels, with `padding` zeros on every side."""
     layout, strides, pads = ("NHWC", "HWIO", "NHWC"), (stride, stride), [(padding, padding)] * 2
     return jax.lax.conv_general_dilated(
         x_BYXI, kernel_YXIO, strides, pads, dimension_numbers=layout, feature_group_count=groups
@@ -130,15 +135,16 @@ def convolve(
 
 
 def broadcast_channels(vector: nnx.Variable[Array] | Array) -> Array:
-    """Return a vector [C], to add to an image [B, Y, X, C] or to multiply it with."""
+    """Reshape a vector [C] for arithmetic with images [B, Y, X, C]."""
     return vector[...][None, None, None, :]
 
 
 class BatchNorm(nnx.Module):
     """Batch normalization by channel, computed in float32, with scale and bias.
 
-    Evaluation, and training with `use_running_average`, use the running statistics. Training
-    updates them: running = (1 - momentum) × running + momentum × batch. Ioffe and Szegedy 2015.
+    Evaluation, and training with `use_running_average`, normalize with the running statistics.
+    Other training normalizes with those of the batch and updates the running ones:
+    running = (1 - momentum) × running + momentum × batch. Ioffe and Szegedy 2015.
     """
 
     def __init__(self, config: spec.ResNet, channels: int) -> None:
@@ -148,33 +154,34 @@ class BatchNorm(nnx.Module):
         self.variance = nnx.BatchStat(jnp.ones(channels, jnp.float32), axes=("embed",))
         self.eps, self.momentum = config.norm_eps, config.momentum
         self.is_unbiased = config.running_variance == "unbiased"
-        self.use_running_average = False  # nnx's name, which eval() sets
+        # nnx's train() and eval() set the attribute of this name.
+        self.use_running_average = False
 
     def __call__(self, x_BYXC: Array) -> Array:
         """Normalize x by channel; in training, also update the running statistics."""
-        wide_BYXC = x_BYXC.astype(jnp.float32)
+        float_BYXC = x_BYXC.astype(jnp.float32)
         if self.use_running_average:
             mean_C, variance_C = self.mean[...], self.variance[...]
         else:
-            mean_C = wide_BYXC.mean((0, 1, 2))
-            variance_C = jnp.square(wide_BYXC - broadcast_channels(mean_C)).mean((0, 1, 2))
+            mean_C = float_BYXC.mean((0, 1, 2))
+            variance_C = jnp.square(float_BYXC - broadcast_channels(mean_C)).mean((0, 1, 2))
             self._update_statistics(mean_C, variance_C, x_BYXC.size // x_BYXC.shape[-1])
         scale_C = self.scale[...].astype(jnp.float32) * jax.lax.rsqrt(variance_C + self.eps)
-        scaled_BYXC = (wide_BYXC - broadcast_channels(mean_C)) * broadcast_channels(scale_C)
+        scaled_BYXC = (float_BYXC - broadcast_channels(mean_C)) * broadcast_channels(scale_C)
         shifted_BYXC = scaled_BYXC + broadcast_channels(self.bias).astype(jnp.float32)
         return shifted_BYXC.astype(x_BYXC.dtype)
 
     def _update_statistics(self, mean_C: Array, variance_C: Array, count: int) -> None:
-        """Update the running statistics after a batch of `count` numbers a channel."""
+        """Update the running statistics after a batch with `count` values per channel."""
         if self.is_unbiased and count > 1:
             variance_C = variance_C * (count / (count - 1))
         for running, batch_C in ((self.mean, mean_C), (self.variance, variance_C)):
-            weighted_C = self.momentum * jax.lax.stop_gradient(batch_C)
-            running[...] = (1.0 - self.momentum) * running[...] + weighted_C
+            update_C = self.momentum * jax.lax.stop_gradient(batch_C)
+            running[...] = (1.0 - self.momentum) * running[...] + update_C
 
 
 class Convolution(nnx.Module):
-    """A convolution without a bias, padded by half a kernel (He et al. 2015)."""
+    """A convolution without a bias, padded by half a kernel; initialized as He et al. 2015."""
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> None:
         shape, std = (size, size, inputs, outputs), (2 / (outputs * size**2)) ** 0.5
@@ -182,13 +189,13 @@ class Convolution(nnx.Module):
         self.size, self.stride = size, stride
 
     def __call__(self, x_BYXI: Array) -> Array:
-        """Convolve x."""
+        """Return the convolved x, in the dtype of the kernel."""
         kernel_YXIO = self.kernel[...]
         return convolve(x_BYXI.astype(kernel_YXIO.dtype), kernel_YXIO, self.stride, self.size // 2)
 
 
 class ConvNorm(nnx.Module):
-    """A convolution and its batch normalization."""
+    """A convolution followed by batch normalization."""
 
     def __init__(
         self, config: spec.ResNet, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs
@@ -202,20 +209,23 @@ class ConvNorm(nnx.Module):
 
 
 class ResidualBlock(nnx.Module):
-    """Convolutions with a shortcut, which is a convolution if the block changes the shape."""
+    """Two or three convolutions and a shortcut around them.
+
+    The shortcut is the identity, or a 1 × 1 convolution if the block changes the shape.
+    """
 
     def __init__(
         self, config: spec.ResNet, inputs: int, outputs: int, stride: int, rngs: nnx.Rngs
     ) -> None:
-        layer, inner = partial(ConvNorm, config, rngs=rngs), outputs // 4
+        make_layer, inner = partial(ConvNorm, config, rngs=rngs), outputs // 4
         if config.block == "basic":
-            branch = [layer(inputs, outputs, 3, stride), layer(outputs, outputs, 3, 1)]
+            branch = [make_layer(inputs, outputs, 3, stride), make_layer(outputs, outputs, 3, 1)]
         else:
-            branch = [layer(inputs, inner, 1, 1), layer(inner, inner, 3, stride)]
-            branch.append(layer(inner, outputs, 1, 1))
+            branch = [make_layer(inputs, inner, 1, 1), make_layer(inner, inner, 3, stride)]
+            branch.append(make_layer(inner, outputs, 1, 1))
         self.branch = nnx.List(branch)
-        is_reshaped = inputs != outputs or stride != 1
-        self.shortcut = layer(inputs, outputs, 1, stride) if is_reshaped else None
+        changes_shape = inputs != outputs or stride != 1
+        self.shortcut = make_layer(inputs, outputs, 1, stride) if changes_shape else None
 
     def __call__(self, x_BYXC: Array) -> Array:
         """Apply the block."""
@@ -226,14 +236,17 @@ class ResidualBlock(nnx.Module):
 
 
 class ResNet(ImageClassifier):
-    """A residual network. He et al. 2016, with the stride in the 3 × 3 of a bottleneck (v1.5)."""
+    """A residual network (He et al. 2016).
+
+    In a bottleneck the 3 × 3 convolution has the stride, as in "v1.5" of other implementations.
+    """
 
     def __init__(
         self, config: spec.ResNet, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
     ) -> None:
         super().__init__(options, config)
-        self.is_pooled = config.stem != "small"
-        size, stride = (7, 2) if self.is_pooled else (3, 1)
+        self.has_stem_pool = config.stem != "small"
+        size, stride = (7, 2) if self.has_stem_pool else (3, 1)
         self.stem = ConvNorm(config, config.channels, config.stem_width, size, stride, rngs)
         stages, inputs = [], config.stem_width
         for stage, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True)):
@@ -246,10 +259,10 @@ class ResNet(ImageClassifier):
         self.apply = remat.remat_layer(ResidualBlock.__call__, options.remat, (), scanned=False)
 
     def pool(self, images_BYXC: Array) -> Array:
-        """Return the means over the places of the last stage."""
+        """Return the mean over all pixels of the last stage's output."""
         x_BYXC = jax.nn.relu(self.stem(images_BYXC))
-        if self.is_pooled:
-            # Max pooling over 3 × 3 places with stride 2.
+        if self.has_stem_pool:
+            # Max pooling over windows of 3 × 3 with stride 2.
             padding = ((0, 0), (1, 1), (1, 1), (0, 0))
             x_BYXC = jax.lax.reduce_window(
                 x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding
@@ -262,7 +275,7 @@ class ResNet(ImageClassifier):
 
 
 class Patches(nnx.Module):
-    """A patch embedding: a convolution with a stride of the kernel's `size`."""
+    """A patch embedding: a convolution whose stride is the `size` of its kernel."""
 
     def __init__(self, inputs: int, outputs: int, size: int, rngs: nnx.Rngs) -> None:
         self.kernel = init_weight(rngs, (size, size, inputs, outputs), KERNEL_AXES, INIT_STD)
@@ -270,14 +283,14 @@ class Patches(nnx.Module):
         self.size = size
 
     def __call__(self, x_BYXC: Array) -> Array:
-        """Return an image of the patches."""
+        """Return the embedded patches [B, Y / size, X / size, C]."""
         kernel = self.kernel[...]
         patches_BYXC = convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0)
         return patches_BYXC + broadcast_channels(self.bias)
 
 
 class ConvNeXtBlock(nnx.Module):
-    """A convolution of each channel, then an MLP at each place, added to the input."""
+    """A depthwise convolution, then an MLP at each pixel; the result is added to the input."""
 
     def __init__(self, config: spec.ConvNeXt, width: int, rngs: nnx.Rngs) -> None:
         self.kernel = init_weight(rngs, (7, 7, 1, width), KERNEL_AXES, INIT_STD)
@@ -292,7 +305,7 @@ class ConvNeXtBlock(nnx.Module):
         self.drop = Drop(0.0, config.drop_path > 0.0, rngs)
 
     def __call__(self, x_BYXC: Array, drop_rate: Array | None) -> Array:
-        """Apply the block to all but the share `drop_rate` of the examples, which skip it."""
+        """Apply the block. The share `drop_rate` of the examples skips it."""
         spatial_BYXC = convolve(x_BYXC, self.kernel[...], 1, 3, groups=x_BYXC.shape[-1])
         spatial_BYXC = self.norm(spatial_BYXC + broadcast_channels(self.bias))
         up_BYXF = spatial_BYXC @ self.up[...] + broadcast_channels(self.up_bias)
@@ -304,7 +317,7 @@ class ConvNeXtBlock(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Blocks of one width, after a layer that halves the image unless `inputs` is None."""
+    """Blocks of one width; unless `inputs` is None, a layer before them halves the image."""
 
     def __init__(
         self, config: spec.ConvNeXt, inputs: int | None, width: int, depth: int, rngs: nnx.Rngs
@@ -333,12 +346,12 @@ class ConvNeXt(ImageClassifier):
         self.apply = remat.remat_layer(
             ConvNeXtBlock.__call__, options.remat, ("up",), scanned=False
         )
-        self.paths = np.linspace(0.0, config.drop_path, sum(config.depths)).tolist()
+        self.drop_rates = np.linspace(0.0, config.drop_path, sum(config.depths)).tolist()
 
     def pool(self, images_BYXC: Array) -> Array:
-        """Return the normalized means over the places of the last stage."""
+        """Return the normalized mean over all pixels of the last stage's output."""
         x_BYXC = self.patches_norm(self.patches(images_BYXC))
-        rates = iter(self.paths)
+        rates = iter(self.drop_rates)
         for stage in self.stages:
             if stage.norm is not None and stage.half is not None:
                 x_BYXC = stage.half(stage.norm(x_BYXC))
@@ -359,19 +372,20 @@ class ViT(BlockStack, ImageClassifier):
         self, config: spec.ViT, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
     ) -> None:
         super().__init__(options, config)
-        side, width, has_class = config.patch, config.width, config.pool == "cls"
-        patch, positions = (side, side, config.channels), config.patch_count + has_class
-        self.patches = init_weight(rngs, (*patch, width), KERNEL_AXES, INIT_STD)
+        side, width, has_cls = config.patch, config.width, config.pool == "cls"
+        kernel_shape = (side, side, config.channels, width)
+        positions_shape = (config.patch_count + has_cls, width)
+        self.patches = init_weight(rngs, kernel_shape, KERNEL_AXES, INIT_STD)
         self.patches_bias = init_bias((width,), ("embed",))
-        self.cls = init_weight(rngs, (width,), ("embed",), INIT_STD) if has_class else None
-        self.positions = init_weight(rngs, (positions, width), (None, "embed"), INIT_STD)
+        self.cls = init_weight(rngs, (width,), ("embed",), INIT_STD) if has_cls else None
+        self.positions = init_weight(rngs, positions_shape, (None, "embed"), INIT_STD)
         self.add_blocks(config, implementations.full_attention(options.attention), rngs, options)
         self.norm = LayerNorm(width, config.norm_eps)
         self.add_head(config, width, INIT_STD, rngs)
         self.drop = Drop(config.dropout, False, rngs)
 
     def pool(self, images_BYXC: Array) -> Array:
-        """Return the stream of the class token, or the mean over the patches."""
+        """Return the output at the class token, or the mean over the patches."""
         x_BLD = self.run_blocks(self.drop(self._embed_patches(images_BYXC)))
         x_BLD = gather_sequence(self.norm(x_BLD))
         # Without this constraint a head split along D would gather the gradients of the whole
@@ -379,18 +393,19 @@ class ViT(BlockStack, ImageClassifier):
         return constrain(x_BLD.mean(1) if self.cls is None else x_BLD[:, 0], "batch", "embed")
 
     def _embed_patches(self, images_BYXC: Array) -> Array:
-        """Embed the patches with one matrix, after the class token, and add their positions."""
+        """Return the class token, if any, and the embedded patches, with positions added."""
         kernel_PPCD = self.patches[...]
         side, _, channels, width = kernel_PPCD.shape
         batch, height, breadth, _ = images_BYXC.shape
-        grid = batch, height // side, side, breadth // side, side, channels
-        tiles = images_BYXC.astype(kernel_PPCD.dtype).reshape(grid)
-        flat_BLF = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
-        x_BLD = apply_kernel(flat_BLF, kernel_PPCD.reshape(-1, width), bias=self.patches_bias)
+        tiled_shape = batch, height // side, side, breadth // side, side, channels
+        tiles = images_BYXC.astype(kernel_PPCD.dtype).reshape(tiled_shape)
+        # I counts the numbers of a patch.
+        patches_BLI = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
+        x_BLD = apply_kernel(patches_BLI, kernel_PPCD.reshape(-1, width), bias=self.patches_bias)
         if self.cls is not None:
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
         positions_LD = constrain(self.positions[...], None, "embed")
-        # The positions are gathered first. Splitting directly would fetch class token and patches
-        # from other devices.
+        # The sequence is gathered before it is split: a direct split would fetch the class token
+        # and patches from other devices.
         return split_sequence(gather_sequence(x_BLD + positions_LD[None]))

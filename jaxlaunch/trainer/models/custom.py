@@ -29,8 +29,8 @@ Sample = Callable[[], tuple[Array, ...]]
 # Linen's default collection of `sow`.
 SOWN_COLLECTION = "intermediates"
 
-# Names of a call's argument that tells whether the model trains -> its value in training. A model
-# whose call takes one gets it unless the caller passes it.
+# Arguments by which a model's call selects training or evaluation, with their values in training.
+# A call that takes one of them gets it, unless the caller passes it.
 MODE_VALUES: Mapping[str, bool] = {
     "train": True,
     "training": True,
@@ -45,9 +45,14 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 def build_model(
     spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None
 ) -> nnx.Module:
-    """Return the model `Name(**other keys, rngs=rngs)`, or linen's or Haiku's for `sample`.
+    """Build the model that `config.kind` names, with the other keys of its block as arguments.
 
-    Raises SpecError for keys it does not take, and for remat and loss.
+    A flax.nnx model is built as `Name(**keys, rngs=rngs)`. A model of flax.linen or Haiku is also
+    initialized, with the inputs that `sample` returns.
+
+    Raises:
+        SpecError: The model does not accept the keys, or the job sets remat or loss, which are
+            options of built-in models.
     """
     name = config.kind
     if spec.loss != Loss():
@@ -60,7 +65,7 @@ def build_model(
             f"train.remat = {spec.remat}: {name} is not a built-in model and rematerializes by "
             "itself; leave remat out"
         )
-    make, keys = user_code.load_object(name), config.model_extra or {}
+    factory, keys = user_code.load_object(name), config.model_extra or {}
 
     def sample_inputs() -> tuple[Array, ...]:
         if sample is None:
@@ -70,16 +75,16 @@ def build_model(
             )
         return sample()
 
-    with user_code.append_place(make):
-        if user_code.is_haiku(make):
-            return Haiku(_transform_haiku(make, keys), *sample_inputs(), rngs=rngs)
-        is_linen = user_code.is_linen(make)
-        if not isinstance(make, type) and (is_linen or isinstance(make, nnx.Module)):
-            subject = f"train.model: {name} is an object, {describe_kind(make)}"
+    with user_code.append_place(factory):
+        if user_code.is_haiku(factory):
+            return Haiku(_transform_haiku(factory, keys), *sample_inputs(), rngs=rngs)
+        is_linen = user_code.is_linen(factory)
+        if not isinstance(factory, type) and (is_linen or isinstance(factory, nnx.Module)):
+            subject = f"train.model: {name} is an object, {describe_kind(factory)}"
             raise SpecError(f"{subject}; name its class, or a function that returns one")
-        arguments = {**keys, "rngs": rngs} if not is_linen and _takes_rngs(make) else dict(keys)
+        arguments = {**keys, "rngs": rngs} if not is_linen and _takes_rngs(factory) else dict(keys)
         try:
-            model = make(**arguments)
+            model = factory(**arguments)
         except TypeError as error:
             call = f"{name}({', '.join(arguments)})"
             raise SpecError(f"train.model: {call} failed: {error}") from error
@@ -93,30 +98,31 @@ def build_model(
         return model
 
 
-def _takes_rngs(make: Any) -> bool:
-    """Return whether `make` takes nnx's streams; a function that makes a linen module may not."""
+def _takes_rngs(factory: Any) -> bool:
+    """Return whether to pass `rngs`, which a function that returns a linen module may not take."""
     try:
-        parameters = inspect.signature(make).parameters.values()
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return True
-    is_plain_function = inspect.isfunction(make) or inspect.isbuiltin(make)
+    is_plain_function = inspect.isfunction(factory) or inspect.isbuiltin(factory)
     return not is_plain_function or any(
-        item.name == "rngs" or item.kind is item.VAR_KEYWORD for item in parameters
+        parameter.name == "rngs" or parameter.kind is parameter.VAR_KEYWORD
+        for parameter in parameters
     )
 
 
 class Linen(nnx.Module):
     """A model of flax.linen as a `flax.nnx` module, for a task that makes its model itself.
 
-    It is called as the linen module is. Collections other than `params` are state: what a call in
-    training makes of them is kept. Random streams of any name are seeded. An axis that is named
-    (`linen.with_partitioning`) is split as a rule of `sharding` says.
+    It is called like the linen module. Collections other than `params` are state, which each call
+    in training updates. Random streams of any name are seeded. A named axis
+    (`linen.with_partitioning`) is split by the rules of `sharding`.
 
     **Arguments:**
 
-    - `module`: of `flax.linen.Module`.
-    - `sample`: what it is called with, arrays of the shapes of a batch of one.
-    - `rngs`: those that the task's `model` gets.
+    - `module`: a `flax.linen.Module`.
+    - `sample`: inputs for a batch of one example, which initialize the arrays.
+    - `rngs`: the random streams that the task's `model` receives.
     - `keywords`: further arguments of the call.
 
     **Raises:**
@@ -135,11 +141,13 @@ class Linen(nnx.Module):
     ```
     """
 
-    last_sown: Any = None  # of the last call; a variable once there was one
+    # The collections that the last call sowed, as a variable; None before the first call.
+    last_sown: Any = None
 
     def __init__(self, module: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:
         self.module = module
-        self.deterministic = False  # which nnx's train() and eval() set
+        # nnx's train() and eval() set the attribute of this name.
+        self.deterministic = False
         self.modes = _mode_arguments(type(module).__call__)
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         keys = {"params": rngs.params(), "dropout": self.streams.dropout()}
@@ -156,16 +164,22 @@ class Linen(nnx.Module):
     def __call__(
         self, *args: Any, method: str | Callable[..., Any] | None = None, **keywords: Any
     ) -> Any:
-        """Return what the module returns, or another `method` of it."""
+        """Call the module, or its method `method`, and return the result."""
         stored = {name: _variable_values(getattr(self, name)) for name in self.collections}
-        fixed = self.collections if self.deterministic else ("params",)
+        immutable = self.collections if self.deterministic else ("params",)
         flags = {} if method is not None else _mode_flags(self.modes, not self.deterministic)
-        key = self.streams.dropout()  # a stream without a key of its own takes that of params
+        # linen seeds streams that have no key of their own with that of params.
+        key = self.streams.dropout()
         keys = {"params": key, "dropout": key}
         outputs, updates = self.module.apply(
-            stored, *args, rngs=keys, method=method, mutable=DenyList(fixed), **(flags | keywords)
+            stored,
+            *args,
+            rngs=keys,
+            method=method,
+            mutable=DenyList(immutable),
+            **(flags | keywords),
         )
-        updated = [name for name in self.collections if name not in fixed]
+        updated = [name for name in self.collections if name not in immutable]
         for name in updated:
             subject = f"{describe_kind(self.module)}: {name}"
             _store_values(subject, getattr(self, name), updates[name])
@@ -174,20 +188,20 @@ class Linen(nnx.Module):
         return outputs
 
     def sown(self, collection: str = SOWN_COLLECTION) -> Any:
-        """Return the tuples that the last call sowed into a collection, or `{}`."""
+        """Return the values that the last call stored with `sow` in a collection, or `{}`."""
         return {} if self.last_sown is None else self.last_sown.get_value().get(collection, {})
 
 
 class Haiku(nnx.Module):
     """A model of Haiku as a `flax.nnx` module, for a task that makes its model itself.
 
-    It is called as the function that was transformed. Haiku is the extra `[haiku]`.
+    It is called like the function that was transformed. Haiku needs the extra `[haiku]`.
 
     **Arguments:**
 
-    - `transformed`: what `hk.transform_with_state` or `hk.transform` returned.
-    - `sample`: what the function is called with, arrays of the shapes of a batch of one.
-    - `rngs`: those that the task's `model` gets.
+    - `transformed`: the result of `hk.transform_with_state` or `hk.transform`.
+    - `sample`: inputs for a batch of one example, which initialize the arrays.
+    - `rngs`: the random streams that the task's `model` receives.
     - `keywords`: further arguments of the call.
 
     **Raises:**
@@ -212,7 +226,7 @@ class Haiku(nnx.Module):
         self.transformed = transformed
         self.deterministic = False
         self.has_state = type(transformed).__name__ == "TransformedWithState"
-        # Haiku keeps the function that was transformed in an attribute of the one that it returns.
+        # Haiku stores the transformed function in an attribute of the function that it returns.
         self.modes = _mode_arguments(getattr(transformed.apply, "_original_fn", transformed.apply))
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         init = partial(transformed.init, rngs.params())
@@ -223,7 +237,7 @@ class Haiku(nnx.Module):
         self.state = nnx.data(_to_variables(_dotted_names(state), nnx.BatchStat))
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Return what the function returns."""
+        """Call the transformed function and return its result."""
         params, state = (
             {name.replace(".", "/"): value for name, value in _variable_values(tree).items()}
             for tree in (self.params, self.state)
@@ -232,26 +246,27 @@ class Haiku(nnx.Module):
         flags = _mode_flags(self.modes, not self.deterministic) | keywords
         if not self.has_state:
             return self.transformed.apply(params, *arguments, **flags)
-        outputs, new = self.transformed.apply(params, state, *arguments, **flags)
+        outputs, new_state = self.transformed.apply(params, state, *arguments, **flags)
         if not self.deterministic:
-            _store_values("the state of the Haiku model", self.state, _dotted_names(new))
+            _store_values("the state of the Haiku model", self.state, _dotted_names(new_state))
         return outputs
 
 
-def _transform_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
-    """Return the transformed function of an hk.Module class called with `keys`."""
-    import haiku  # of an extra: only for models that use it
+def _transform_haiku(factory: Any, keys: Mapping[str, Any]) -> Any:
+    """Return a transformed function as it is, and transform an hk.Module class with `keys`."""
+    # Haiku is an optional dependency, so it is imported only for models that use it.
+    import haiku
 
-    if not isinstance(make, type):
+    if not isinstance(factory, type):
         if keys:
             raise SpecError(
                 f"a transformed function of Haiku takes no arguments; leave out {', '.join(keys)}"
             )
-        return make
-    modes = _mode_arguments(make.__call__)
+        return factory
+    modes = _mode_arguments(factory.__call__)
 
     def forward(*args: Any, **flags: Any) -> Any:
-        return make(**keys)(*args, **flags)
+        return factory(**keys)(*args, **flags)
 
     forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in modes]
@@ -260,10 +275,11 @@ def _transform_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
 
 
 def _mode_arguments(call: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the parameters of `call` that say whether it trains."""
+    """Return the parameters of `call` that select training or evaluation."""
     try:
         parameters = inspect.signature(call).parameters
-    except (TypeError, ValueError):  # some callables have no signature
+    except (TypeError, ValueError):
+        # Some callables have no signature.
         return ()
     return tuple(name for name in MODE_VALUES if name in parameters)
 
@@ -277,7 +293,7 @@ def _initialize_arrays(
 ) -> Any:
     """Call `init`. Raises SpecError if the model does not accept the sample."""
     try:
-        # With a mesh, linen would place annotated arrays by the mesh's own names.
+        # With a mesh, linen would interpret the names of annotated axes as axes of the mesh.
         with jax.sharding.use_abstract_mesh(NO_MESH):
             return init(*sample, **arguments)
     except (TypeError, ValueError) as error:
@@ -294,16 +310,18 @@ def _is_sown(name: str, tree: Any) -> bool:
     return name == SOWN_COLLECTION or any(isinstance(leaf, tuple) for leaf in leaves)
 
 
-def _to_variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> dict[str, Any]:
-    """Return the arrays of a tree as variables, with the axes that linen names."""
+def _to_variables(
+    tree: Mapping[str, Any], variable_type: type[nnx.Variable[Any]]
+) -> dict[str, Any]:
+    """Return the arrays of a tree as variables, with the axis names that linen stores."""
 
     def convert_value(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return _to_variables(value, variable)
+            return _to_variables(value, variable_type)
         if not isinstance(value, AxisMetadata):
-            return variable(value)
+            return variable_type(value)
         axes = tuple(value.names) if isinstance(value, Partitioned) else ()
-        return variable(_unbox(value), axes=axes)
+        return variable_type(_unbox(value), axes=axes)
 
     return {name: convert_value(value) for name, value in tree.items()}
 
@@ -315,14 +333,14 @@ def _variable_values(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _store_values(subject: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Replace the arrays of `tree` by `new`. Raises SpecError for other variables."""
-    if tree.keys() != new.keys():
+def _store_values(subject: str, tree: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Store `values` in the variables of `tree`. Raises SpecError if their names differ."""
+    if tree.keys() != values.keys():
         raise SpecError(
-            f"{subject}: a call in training has {', '.join(new)}, init had {', '.join(tree)}; make "
-            "every variable in init"
+            f"{subject}: a call in training has {', '.join(values)}, init had {', '.join(tree)}; "
+            "make every variable in init"
         )
-    for name, value in new.items():
+    for name, value in values.items():
         if isinstance(value, Mapping):
             _store_values(f"{subject}.{name}", tree[name], value)
         else:
@@ -335,5 +353,5 @@ def _unbox(value: AxisMetadata[Any]) -> Any:
 
 
 def _dotted_names(tree: Mapping[str, Any]) -> dict[str, Any]:
-    # Haiku's `mlp/~/linear_0` as `mlp.~.linear_0`: a slash would be a folder where names are paths.
+    # `mlp/~/linear_0` becomes `mlp.~.linear_0`, because names are also paths in a checkpoint.
     return {name.replace("/", "."): value for name, value in tree.items()}

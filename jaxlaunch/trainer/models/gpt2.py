@@ -1,7 +1,8 @@
-"""GPT-2, and the block that it shares with ViT: attention, then an MLP, norm first.
+"""GPT-2, and the pre-norm transformer block that it shares with ViT: attention, then an MLP.
 
-B batch, L length, D model, H heads, K head size, F hidden, V vocabulary.
-Vaswani et al. 2017; Radford et al. 2019; Xiong et al. 2020 (norm first).
+Vaswani et al. 2017; Radford et al. 2019; Xiong et al. 2020 (norms before the branches).
+
+B batch, L length, D model, H heads, K head size, F hidden units, N positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from jaxlaunch.trainer.parallel.sharding import constrain
 
 # Names of activations that remat may keep.
 REMAT_NAMES = ("qkv", ATTENTION_OUTPUT, "up")
-# Deviation of initial weights, scaled down by depth where they add to the stream. Radford et al.
-# 2019, section 2.3.
+# Standard deviation of initial weights. Where a branch is added to the residual stream it is scaled
+# down by depth. Radford et al. 2019, section 2.3.
 INIT_STD = 0.02
 
 
 class SelfAttention(nnx.Module):
-    """Self-attention; queries, keys and values come out of one product."""
+    """Self-attention that computes queries, keys and values in one product."""
 
     def __init__(self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs) -> None:
         width, heads, size = config.width, config.heads, config.width // config.heads
@@ -55,7 +56,7 @@ class SelfAttention(nnx.Module):
         self.attend = attend
 
     def __call__(self, x_BLD: Array, keys: Keys) -> Array:
-        """Return the output of attention, x_BLD."""
+        """Return the output of attention, [B, L, D]."""
         qkv_BL3HK = apply_kernel(x_BLD, self.qkv[...], bias=self.qkv_bias)
         qkv_BL3HK = constrain(qkv_BL3HK, "batch", "length", None, "heads", "head")
         parts = jnp.split(checkpoint_name(qkv_BL3HK, "qkv"), 3, axis=2)
@@ -66,7 +67,7 @@ class SelfAttention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """gelu(x · up + bias) · down + bias. Hendrycks and Gimpel 2016, exact or by tanh."""
+    """gelu(x · up + bias) · down + bias. GPT-2 approximates the GELU with a tanh."""
 
     def __init__(self, config: spec.ViT | spec.GPT2, rngs: nnx.Rngs) -> None:
         width, hidden = config.width, config.mlp_units
@@ -78,7 +79,7 @@ class MLP(nnx.Module):
         self.gelu = ACTIVATIONS["gelu_tanh" if isinstance(config, spec.GPT2) else "gelu"]
 
     def __call__(self, x_BLD: Array) -> Array:
-        """Return the output of the MLP, x_BLD."""
+        """Return the output of the MLP, [B, L, D]."""
         up_BLF = checkpoint_name(apply_kernel(x_BLD, self.up[...], bias=self.up_bias), "up")
         hidden_BLF = recompute_in_backward(self.gelu)(up_BLF)
         hidden_BLF = constrain(hidden_BLF, "batch", "length", "hidden")
@@ -86,7 +87,7 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer of the stack: x_BLD -> x_BLD."""
+    """One layer: attention, then the MLP, each added to the residual stream x_BLD."""
 
     def __init__(self, rngs: nnx.Rngs, config: spec.ViT | spec.GPT2, attend: Attention) -> None:
         self.attention_norm = LayerNorm(config.width, config.norm_eps)
@@ -96,7 +97,7 @@ class Block(nnx.Module):
         self.drop = Drop(config.dropout, config.drop_path > 0.0, rngs)
 
     def __call__(self, x_BLD: Array, keys: Keys, drop_rate: Array | None) -> Array:
-        """Apply the layer. The share `drop_rate` of the examples skips a branch of it."""
+        """Apply the layer. Each branch is skipped for the share `drop_rate` of the examples."""
         mixed_BLD = self.attention(gather_sequence(self.attention_norm(x_BLD)), keys)
         x_BLD = x_BLD + self.drop(split_sequence(mixed_BLD), drop_rate)
         mlp_BLD = self.mlp(gather_sequence(self.mlp_norm(x_BLD)))
@@ -104,7 +105,7 @@ class Block(nnx.Module):
 
 
 class BlockStack:
-    """A model's blocks, whose parameters are stacked: [layers, ...]."""
+    """Mixin of a model with blocks, whose parameters are stacked: [layers, ...]."""
 
     def add_blocks(
         self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs, options: ModelOptions
@@ -118,17 +119,18 @@ class BlockStack:
         )
 
     def run_blocks(self, x_BLD: Array, keys: Keys = None) -> Array:
-        """Apply the blocks; examples skip more branches in later ones. Huang et al. 2016."""
-        # Created inside the trace: the compiled step has no argument for an array from outside.
-        rates = jnp.linspace(0.0, self.drop_path, self.depth, dtype=jnp.float32)
-        per_layer = (rates if self.drop_path else None,)
+        """Apply the blocks. The drop rate grows linearly with depth, as in Huang et al. 2016."""
+        # The rates must be created inside the trace: an array from outside would be another
+        # argument of the compiled step.
+        drop_rates = jnp.linspace(0.0, self.drop_path, self.depth, dtype=jnp.float32)
+        per_layer = (drop_rates if self.drop_path else None,)
         return run_stack(
             self.apply, self.blocks, x_BLD, keys, per_layer=per_layer, scanned=self.scanned
         )
 
 
 class GPT2(BlockStack, LanguageModel):
-    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
+    """GPT-2, with learned positions and the embedding as its head."""
 
     def __init__(
         self, config: spec.GPT2, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
@@ -144,18 +146,18 @@ class GPT2(BlockStack, LanguageModel):
         self.drop = Drop(config.dropout, False, rngs)
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """Return the normalized stream x_BLD after the last layer."""
-        # Each example of a packed row begins at 0.
-        places_BL = implementations.as_visible(keys).places_BL
-        x_BLD = self.run_blocks(self.embed_inputs(tokens_BL, places_BL), keys)
+        """Return the normalized residual stream x_BLD after the last layer."""
+        # Each example of a packed row begins at position 0.
+        positions_BL = implementations.as_visible(keys).positions_BL
+        x_BLD = self.run_blocks(self.embed_inputs(tokens_BL, positions_BL), keys)
         return gather_sequence(self.norm(x_BLD))
 
-    def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
-        """Return the stream before the first layer, with the positions added."""
+    def embed_inputs(self, tokens_BL: Array, positions_BL: Array | None = None) -> Array:
+        """Return the input x_BLD of the first layer: embedded tokens plus their positions."""
         positions_ND = constrain(self.positions[...], None, "embed")
-        if places_BL is None:
+        if positions_BL is None:
             position_BLD = positions_ND[None, : tokens_BL.shape[1]]
         else:
-            position_BLD = jnp.take(positions_ND, places_BL, axis=0)
+            position_BLD = jnp.take(positions_ND, positions_BL, axis=0)
         x_BLD = self.embed_tokens(tokens_BL) + position_BLD
         return self.drop(split_sequence(gather_sequence(x_BLD)))

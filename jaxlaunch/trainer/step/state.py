@@ -456,4 +456,4 @@ class StateBuilder:
             frozen_base.check_origin(recorded, model, owner, holds)
         yield
         if self.base is not None and recorded is not None:
-            frozen_base.check_digest(recorded, self.base, owner, holds=holds)
+            frozen_base.check_digest(recorded, self.base, owner, contents=holds)

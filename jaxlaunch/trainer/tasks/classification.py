@@ -1,7 +1,9 @@
-"""The report on a classification besides its means: classes, confusion, calibration, worst.
+"""The report of an evaluation on classes: rates, confusion, calibration and the worst examples.
 
-Examples are counted once, in NumPy. Rows of weight 0 only fill up a batch. B batch, V classes, b
-bins.
+The device computes scores for each example of a batch. The host adds them up in NumPy, without the
+rows of weight 0 that only fill up a batch.
+
+B batch, V classes, b bins of the calibration.
 """
 
 from __future__ import annotations
@@ -21,20 +23,22 @@ from jaxlaunch.trainer.tasks.losses import count_classes_above
 
 # Bins of the calibration. Guo et al. 2017.
 CALIBRATION_BINS = 15
-# The five of top-5.
+# The number of classes of top-5 accuracy.
 TOP_CLASSES = 5
-# Classes that are listed one by one.
+# The report lists the rates of at most this many classes.
 MAX_LISTED_CLASSES = 1000
-# Classes of a confusion matrix. With more, only the most confused pairs are listed.
+# The largest number of classes for a confusion matrix. With more classes, only the most confused
+# pairs are listed.
 MAX_MATRIX_CLASSES = 50
 MAX_CONFUSED_PAIRS = 100
+# The number of examples with the largest losses that are listed.
 WORST_EXAMPLES = 20
 
 Numbers = npt.NDArray[Any]
 
 
 class ExampleScores(NamedTuple):
-    """The results for each example of a batch, [B].
+    """The scores of each example of a batch, [B].
 
     Attributes:
         label: The class of the example.
@@ -52,7 +56,7 @@ class ExampleScores(NamedTuple):
 
 
 def score_examples(logits_BV: Array, label_B: Array) -> ExampleScores:
-    """Return the results for logits and labels, in float32 on the device."""
+    """Return the scores for logits and labels, computed in float32."""
     logits_BV = logits_BV.astype(jnp.float32)
     log_BV = jax.nn.log_softmax(logits_BV)
     is_label_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1) == label_B[:, None]
@@ -66,38 +70,38 @@ def score_examples(logits_BV: Array, label_B: Array) -> ExampleScores:
 
 
 class Classification:
-    """Adds up batches of `ExampleScores` over `classes` classes."""
+    """An accumulator of the scores of an evaluation with `classes` classes."""
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
         self._label_V, self._chosen_V, self._correct_V = np.zeros((3, classes), np.int64)
-        # Counts by label × V + chosen.
+        # Number of examples by label × V + chosen.
         self._pairs: Counter[int] = Counter()
         self._top1 = self._top5 = 0
-        self._count_b, self._right_b, self._confidence_b = np.zeros((3, CALIBRATION_BINS))
-        # The largest losses first.
+        self._count_b, self._correct_b, self._confidence_b = np.zeros((3, CALIBRATION_BINS))
+        # (loss, negative index, label, chosen, confidence), with the largest losses first.
         self._worst: list[tuple[Any, ...]] = []
 
     def add_batch(self, batch: ExampleScores, weight_B: Numbers, index_B: Numbers) -> None:
-        """Add the rows of weight above 0; `index_B` are their numbers in the set."""
+        """Add the rows of a batch whose weight is above 0; `index_B` are their indices."""
         is_counted_B = np.asarray(weight_B) > 0
         label_B, chosen_B, above_B, confidence_B, nats_B, index_B = (
             np.asarray(array_B)[is_counted_B] for array_B in (*batch, index_B)
         )
         confidence_B = np.nan_to_num(confidence_B, nan=0.0)
         nats_B = np.nan_to_num(nats_B, nan=np.inf, posinf=np.inf)
-        is_right_B, classes, bins = label_B == chosen_B, self._classes, CALIBRATION_BINS
+        is_correct_B, classes, bins = label_B == chosen_B, self._classes, CALIBRATION_BINS
         self._label_V += np.bincount(label_B, minlength=classes)
-        # A row with a NaN counts as an example of its class, and as no prediction.
+        # A row with a NaN counts as an example of its class but predicts no class.
         has_choice_B = chosen_B >= 0
         self._chosen_V += np.bincount(chosen_B[has_choice_B], minlength=classes)
-        self._correct_V += np.bincount(label_B[is_right_B], minlength=classes)
+        self._correct_V += np.bincount(label_B[is_correct_B], minlength=classes)
         self._pairs.update((label_B * classes + chosen_B)[has_choice_B].tolist())
         self._top1 += int((above_B < 1).sum())
         self._top5 += int((above_B < TOP_CLASSES).sum())
         bin_B = np.clip(np.ceil(confidence_B * bins).astype(int) - 1, 0, bins - 1)
         self._count_b += np.bincount(bin_B, minlength=bins)
-        self._right_b += np.bincount(bin_B[is_right_B], minlength=bins)
+        self._correct_b += np.bincount(bin_B[is_correct_B], minlength=bins)
         self._confidence_b += np.bincount(bin_B, confidence_B.astype(np.float64), minlength=bins)
         columns = nats_B, -index_B, label_B, chosen_B, confidence_B
         rows = zip(*(column_B.tolist() for column_B in columns), strict=True)
@@ -106,13 +110,18 @@ class Classification:
     def to_record(
         self, names: Sequence[str], locate_example: Callable[[int], str | None] | None
     ) -> dict[str, Any]:
-        """Return the report as JSON of bounded size; `locate_example` gives an example's file."""
+        """Return the report as JSON of bounded size.
+
+        Args:
+            names: Names of the first classes. Classes without a name are called by their number.
+            locate_example: Function that returns where the example with an index is stored.
+        """
         examples = int(self._label_V.sum())
-        total = max(1, examples)
+        divisor = max(1, examples)
         classes = [*names[: self._classes], *map(str, range(len(names), self._classes))]
         rates = list(map(self._class_rates, range(self._classes)))
-        # As by default in scikit-learn: the classes that are a label or a prediction, and 0 for a
-        # quotient by 0.
+        # As in scikit-learn by default, means are over the classes that occur as a label or as a
+        # prediction, and a rate without examples is 0.
         present = [rate for rate in rates if rate["f1"] is not None]
         macro = {
             key: float(np.mean([rate[key] or 0.0 for rate in present] or [0.0]))
@@ -121,14 +130,13 @@ class Classification:
         listed = list(zip(classes, rates, strict=True))[:MAX_LISTED_CLASSES]
         return {
             "examples": examples,
-            "top1": self._top1 / total,
-            **({"top5": self._top5 / total} if self._classes > TOP_CLASSES else {}),
+            "top1": self._top1 / divisor,
+            **({"top5": self._top5 / divisor} if self._classes > TOP_CLASSES else {}),
             "macro": macro,
             "classes": self._classes,
             "per_class": [{"label": name, **rate} for name, rate in listed],
             **self._count_confusion(classes),
-            "calibration": self._measure_calibration(total),
-            # The largest loss comes first, and among equal ones the first in the set.
+            "calibration": self._measure_calibration(divisor),
             "worst": [
                 {
                     "example": -index,
@@ -142,9 +150,9 @@ class Classification:
             ],
         }
 
-    def _class_rates(self, number: int) -> dict[str, Any]:
-        totals = self._label_V, self._chosen_V, self._correct_V
-        label, chosen, correct = (int(total_V[number]) for total_V in totals)
+    def _class_rates(self, class_index: int) -> dict[str, Any]:
+        counts = self._label_V, self._chosen_V, self._correct_V
+        label, chosen, correct = (int(count_V[class_index]) for count_V in counts)
         return {
             "examples": label,
             "precision": correct / chosen if chosen else None,
@@ -153,35 +161,38 @@ class Classification:
         }
 
     def _count_confusion(self, classes: list[str]) -> dict[str, Any]:
-        """Count examples by label and prediction; of many classes, list the most confused."""
+        """Return the confusion matrix, or with many classes the most confused pairs."""
         count = self._classes
         if count <= MAX_MATRIX_CLASSES:
-            places = range(count)
-            return {
-                "confusion": [[self._pairs[row * count + at] for at in places] for row in places]
-            }
-        wrong = {
-            pair: total for pair, total in self._pairs.items() if pair // count != pair % count
+            indices = range(count)
+            matrix = [
+                [self._pairs[label * count + chosen] for chosen in indices] for label in indices
+            ]
+            return {"confusion": matrix}
+        errors = {
+            pair: examples
+            for pair, examples in self._pairs.items()
+            if pair // count != pair % count
         }
-        most = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MAX_CONFUSED_PAIRS]
+        most_frequent = sorted(errors, key=lambda pair: (-errors[pair], pair))[:MAX_CONFUSED_PAIRS]
         return {
             "confused": [
                 {
                     "label": classes[pair // count],
                     "predicted": classes[pair % count],
-                    "examples": wrong[pair],
+                    "examples": errors[pair],
                 }
-                for pair in most
+                for pair in most_frequent
             ]
         }
 
-    def _measure_calibration(self, total: int) -> dict[str, Any]:
-        """Compare the probability of the chosen class with the share of correct predictions."""
-        error = float(np.abs(self._right_b - self._confidence_b).sum() / total)
+    def _measure_calibration(self, examples: int) -> dict[str, Any]:
+        """Compare confidence and accuracy in bins of confidence: the expected calibration error."""
+        error = float(np.abs(self._correct_b - self._confidence_b).sum() / examples)
         bins: list[dict[str, Any]] = []
-        for count, confidence, right in zip(
-            self._count_b, self._confidence_b, self._right_b, strict=True
+        for count, confidence, correct in zip(
+            self._count_b, self._confidence_b, self._correct_b, strict=True
         ):
-            means = {"confidence": confidence / count, "accuracy": right / count} if count else {}
+            means = {"confidence": confidence / count, "accuracy": correct / count} if count else {}
             bins.append({"examples": int(count), **means})
         return {"ece": error, "bins": bins}

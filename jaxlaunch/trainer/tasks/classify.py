@@ -1,9 +1,10 @@
-"""Images and rows of tables: examples with an `image` or `features`, and a `label`.
+"""Classification and regression of images and rows of tables.
 
-In training the images of a batch may be blended on the device: mixup and CutMix. Each is blended
-with the image at its place in the reversed batch, with one share for the whole batch.
+Examples have an `image` or `features`, and a `label`. In training, mixup and CutMix may blend the
+images of a batch on the device: each image is blended with the one at its position in the reversed
+batch, with the same share for the whole batch.
 
-B batch, Y and X places of an image, V classes.
+B batch, Y rows and X columns of an image, C channels, V classes.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ from jaxlaunch.trainer.tasks.classification import Classification, ExampleScores
 
 @runtime_checkable
 class HasPixels(Protocol):
-    """A model, built-in or the user's, that says how the channels of its images are normalized."""
+    """A model, built-in or the user's, that defines how its images are normalized.
 
-    pixels: tuple[Sequence[float], Sequence[float]] | None  # mean and deviation of each channel
+    Attributes:
+        pixels: Mean and standard deviation of each channel.
+    """
+
+    pixels: tuple[Sequence[float], Sequence[float]] | None
 
 
 class Classify(Task):
@@ -62,26 +67,28 @@ class Classify(Task):
     ```
     """
 
-    # The classes of the logits, set when the loss is traced.
+    # The number of classes of the logits, set when the loss is traced.
     _classes: int | None = None
-    # The kind of the labels and the unit of a table's numbers, set when the source is opened.
+    # The kind of the labels, and the mean and deviation of a table's numbers, set when the source
+    # is opened.
     _target: str = "class"
     _scale: Scale | None = None
-    # The inputs of a trained model, in place of its data.
-    _described: Mapping[str, Any] | None = None
+    # The description of a trained model's inputs, which replaces its data.
+    _input_description: Mapping[str, Any] | None = None
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """Return the model that maps images [B, ...] like the first example's to logits_BV.
+        """Return a model that maps images [B, ...] of the first example's shape to logits_BV.
 
-        A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize
-        images by.
+        If it has an attribute `pixels`, these are the mean and the deviation of each channel, with
+        which images are normalized.
         """
         config, options = spec.model, ModelOptions.from_spec(spec)
         if isinstance(config, specs.MLP):
             return MLP(config, self._image_shape(spec), rngs, options)
         if isinstance(config, specs.CustomModel):
-            # An image as `loss` gives it to a model, alone in its batch.
+
             def sample_inputs() -> tuple[Array]:
+                """Return a batch of one image, as `loss` passes it to a model."""
                 return (jnp.zeros((1, *self._image_shape(spec)), jnp.float32),)
 
             return custom.build_model(spec, config, rngs, sample_inputs)
@@ -100,31 +107,32 @@ class Classify(Task):
         return model
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Return the cross-entropy of `label` [B] by `image` [B, ...], times `weight` [B].
+        """Return the weighted loss for `image` [B, ...], `label` and `weight` [B].
 
-        With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label
-        [B] or [B, K]. Training adds to it what the loss block of a built-in model says.
+        `loss.target` selects the cross-entropy of label [B], the binary cross-entropy of label
+        [B, V], or the squared error of label [B] or [B, K]. Training of a built-in model adds the
+        terms of its loss block.
         """
         images = self._model_inputs(model, batch)
         label_B, weight_B = batch["label"], batch["weight"]
         if self._scale is not None:
             label_B = self._scale.normalize(label_B)
-        is_ours = isinstance(model, Classifier)
-        block = model.loss if is_ours else specs.Loss()
-        is_training = is_ours and not model.deterministic
-        extras = block if is_training else specs.Loss(target=block.target)
-        if extras.mixup or extras.cutmix:
-            images, share, partner_B = blend_images(images, label_B, rng, extras)
+        is_built_in = isinstance(model, Classifier)
+        block = model.loss if is_built_in else specs.Loss()
+        is_training = is_built_in and not model.deterministic
+        terms = block if is_training else specs.Loss(target=block.target)
+        if terms.mixup or terms.cutmix:
+            images, share, partner_label_B = blend_images(images, label_B, rng, terms)
             logits_BV = model(images)
-            own_loss = losses.target_loss(logits_BV, label_B, weight_B * share, extras)
+            label_loss = losses.target_loss(logits_BV, label_B, weight_B * share, terms)
             partner_weight_B = weight_B * (1.0 - share)
-            partner_loss = losses.target_loss(logits_BV, partner_B, partner_weight_B, extras)
-            loss = Loss(*jax.tree.map(jnp.add, tuple(own_loss), tuple(partner_loss)))
+            partner_loss = losses.target_loss(logits_BV, partner_label_B, partner_weight_B, terms)
+            loss = Loss(*jax.tree.map(jnp.add, tuple(label_loss), tuple(partner_loss)))
         else:
             logits_BV = model(images)
-            if not is_ours:
+            if not is_built_in:
                 logits_BV = checked_logits(model, logits_BV, label_B)
-            loss = losses.target_loss(logits_BV, label_B, weight_B, extras)
+            loss = losses.target_loss(logits_BV, label_B, weight_B, terms)
         self._classes = logits_BV.shape[-1]
         if self._scale is not None and (unit := self._scale.shared_deviation) is not None:
             total, weight = loss.metrics["mae"]
@@ -132,28 +140,28 @@ class Classify(Task):
         return loss
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
-        """Return logits_BV, or numbers in the unit of a table's label, for images or features."""
+        """Return logits_BV for images or features, or numbers in the unit of a table's label."""
         logits_BV = model(self._model_inputs(model, batch))
         result: Array = logits_BV if self._scale is None else self._scale.denormalize(logits_BV)
         return result
 
     def reports_classes(self, spec: TrainSpec) -> bool:
-        """Return whether an evaluation reports on classes: labels and the loss are of classes."""
+        """Return whether an evaluation reports on classes, which needs labels that are classes."""
         return type(self).loss is Classify.loss and spec.loss.target == "class"
 
     def score_batch(self, model: Any, batch: dict[str, Array]) -> ExampleScores:
-        """Return the results for each example of a batch, for the report of an evaluation."""
+        """Return the scores of each example of a batch, for the report of an evaluation."""
         return score_examples(model(self._model_inputs(model, batch)), batch["label"])
 
     def start_classification(self) -> Classification:
-        """Return a new accumulator for the results of an evaluation."""
+        """Return a new accumulator for the scores of an evaluation."""
         assert self._classes is not None, "the loss is traced first"
         return Classification(self._classes)
 
     @property
     def class_names(self) -> list[str]:
-        """The names of the classes, as far as they have names."""
-        return list((self._described or {}).get("classes", ()))
+        """The names of the classes, empty if they have none."""
+        return list((self._input_description or {}).get("classes", ()))
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """Return the source that `train.data` describes. Raises DataError, SpecError."""
@@ -168,11 +176,11 @@ class Classify(Task):
 
     @register_batch_function(_examples)
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return `image` as it is stored, whose bytes become floats on the device, and `label`.
+        """Return `image` and `label`. The image stays as it is stored; the device converts bytes.
 
-        Raises Unusable where one is missing, and for a label that is not one whole number; its
-        shape may be [], [1] or [1, 1]. For other targets than a class `label` is a float32: 0 or 1
-        for each class, or any numbers.
+        For a class `label` is one whole number, of shape [], [1] or [1, 1]. For the other targets
+        it is float32: 0 or 1 for each class, or any numbers. Raises UnusableExampleError for other
+        labels, and if a key is missing.
         """
         label, key = ranges.get_value(raw, "label"), self._input_key(raw)
         readers = {"class": ranges.read_class, "multi_label": ranges.read_flags}
@@ -180,47 +188,51 @@ class Classify(Task):
         return {key: np.asarray(ranges.get_value(raw, key)), "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first row whose label is not a class of the model, and a sentence."""
+        """Return the first row whose label is not a class of the model, and a sentence about it."""
         if not self.reports_classes(spec):
             return None
-        classes, is_ours = self._classes, type(self).model is Classify.model
-        if is_ours and isinstance(spec.model, specs.MLP | specs.ImageModel):
+        classes, is_built_in = self._classes, type(self).model is Classify.model
+        if is_built_in and isinstance(spec.model, specs.MLP | specs.ImageModel):
             classes = spec.model.classes
         if classes is None:
             return None
         return ranges.find_outside("label", batch["label"], classes, "the model's classes")
 
     def describe_inputs(self, spec: TrainSpec) -> dict[str, Any] | None:
-        """Return how a file becomes an example, as JSON for checkpoints; None for a user's own."""
+        """Return how files become inputs of the model, as JSON that is saved with checkpoints.
+
+        Returns None if the user defines the source or the examples, and for other kinds of data.
+        """
         if (type(self).source, type(self).example) != (Classify.source, Classify.example):
             return None
         source = self.source(spec, "train")
         if source is None:
             return None
-        forms = Examples(source, self.example).array_specs
-        form = forms[self._input_key(forms)]
-        about = {"target": self._target, "shape": list(form.shape)}
-        packed: Mapping[str, Any] = as_data_source(source).metadata
+        array_specs = Examples(source, self.example).array_specs
+        input_spec = array_specs[self._input_key(array_specs)]
+        description = {"target": self._target, "shape": list(input_spec.shape)}
+        metadata: Mapping[str, Any] = as_data_source(source).metadata
         if isinstance(source, Rows | TableMixture):
-            return {"kind": "table", **about, **source.encoding}
-        if packed.get("kind") == "table":
-            return {"kind": "table", **about, **{key: packed[key] for key in ENCODING_KEYS}}
-        is_image = form.dtype == np.uint8 and len(form.shape) in (2, 3)
+            return {"kind": "table", **description, **source.encoding}
+        if metadata.get("kind") == "table":
+            encoding = {key: metadata[key] for key in ENCODING_KEYS}
+            return {"kind": "table", **description, **encoding}
+        is_image = input_spec.dtype == np.uint8 and len(input_spec.shape) in (2, 3)
         if not isinstance(spec.data, ImageData) or not is_image:
             return None
-        classes = packed.get("classes", [])
+        classes = metadata.get("classes", [])
         if isinstance(source, ImageSource):
             classes = list(source.index.classes)
-        share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
-        return {"kind": "images", **about, "eval_crop": share, "classes": classes}
+        crop_share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
+        return {"kind": "images", **description, "eval_crop": crop_share, "classes": classes}
 
-    def use_inputs(self, described: Mapping[str, Any]) -> None:
-        """Take shape and scale from what `describe_inputs` returned; no data are opened."""
-        self._described, self._target = described, described["target"]
-        self._scale = Scale.from_json(described["scale"]) if described.get("scale") else None
+    def use_inputs(self, description: Mapping[str, Any]) -> None:
+        """Use shapes and scale of a result of `describe_inputs`, so that no data are opened."""
+        self._input_description, self._target = description, description["target"]
+        self._scale = Scale.from_json(description["scale"]) if description.get("scale") else None
 
     def _model_inputs(self, model: Any, batch: dict[str, Array]) -> Array:
-        """Return the input of the model: normalized images, or features of a table."""
+        """Return the inputs of the model: normalized images, or the features of a table."""
         if self._input_key(batch) == "features":
             return batch["features"]
         image = batch["image"]
@@ -240,46 +252,49 @@ class Classify(Task):
             )
         size = tuple(config.image) if isinstance(config, specs.ViT) else shape[:2]
         if shape != (*size, channels) and (*shape, 1) != (*size, channels):
-            of_size = f"image = {config.image} and " if isinstance(config, specs.ViT) else ""
+            image_text = f"image = {config.image} and " if isinstance(config, specs.ViT) else ""
             raise SpecError(
-                f"train.model takes images of {of_size}channels = {channels}, "
+                f"train.model takes images of {image_text}channels = {channels}, "
                 f"but train.data holds images of shape {list(shape)} (height, width, channels)"
             )
 
     def _image_shape(self, spec: TrainSpec) -> tuple[int, ...]:
-        if self._described is not None:
-            return tuple(self._described["shape"])
+        if self._input_description is not None:
+            return tuple(self._input_description["shape"])
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
-        # A task whose `example` takes a generator gets one here.
-        forms = Examples(source, self.example).array_specs
-        return forms[self._input_key(forms)].shape
+        # Examples passes a generator to a task whose `example` takes one.
+        array_specs = Examples(source, self.example).array_specs
+        return array_specs[self._input_key(array_specs)].shape
 
 
 def _read_scale(source: Source, target: str) -> Scale | None:
-    """Return the scale of a table's numbers, packed or not. Raises SpecError."""
+    """Return the scale of the numbers of a table or of packed rows, None for other sources.
+
+    Raises SpecError if the rows were packed for another target.
+    """
     if isinstance(source, Rows | TableMixture):
         return source.scale
-    packed: Mapping[str, Any] = as_data_source(source).metadata
-    if (packed_target := packed.get("target", target)) != target:
+    metadata: Mapping[str, Any] = as_data_source(source).metadata
+    if (packed_target := metadata.get("target", target)) != target:
         raise SpecError(
             f"train.loss.target = {target}, and the records of train.data.path were packed with "
             f"{packed_target}; pack them again, or set it to {packed_target}"
         )
-    return Scale.from_json(packed["scale"]) if packed.get("scale") else None
+    return Scale.from_json(metadata["scale"]) if metadata.get("scale") else None
 
 
 def standardize_images(image: Array) -> Array:
-    """Return each image [B, ...] in float32 with mean 0 and variance 1, whatever its range."""
+    """Return images [B, ...] in float32, each scaled to mean 0 and variance 1."""
     pixels = image.astype(jnp.float32)
     axes = tuple(range(1, image.ndim))
-    centred = pixels - pixels.mean(axes, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + 1e-6)
+    centered = pixels - pixels.mean(axes, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.square(centered).mean(axes, keepdims=True) + 1e-6)
 
 
 def scale_images(image: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
-    """Return (image - mean) / std in float32, by channel, the last axis."""
+    """Return (image - mean) / std in float32, with a mean and std for each channel [..., C]."""
     pixels = image.astype(jnp.float32)
     shape = (1,) * (image.ndim - 1) + (-1,)
     mean_C, std_C = (jnp.asarray(values, jnp.float32).reshape(shape) for values in (mean, std))
@@ -289,10 +304,16 @@ def scale_images(image: Array, mean: Sequence[float], std: Sequence[float]) -> A
 def blend_images(
     images: Array, label: Array, rng: Array, block: specs.Loss
 ) -> tuple[Array, Array, Array]:
-    """Return the blended images, the share of their own label, and the labels [B, ...] blended in.
+    """Blend each image with its partner, the image at its position in the reversed batch.
 
-    With both kinds a step draws one of them. Raises SpecError for CutMix of what has no height and
-    width.
+    If both mixup and CutMix are on, each step draws one of them.
+
+    Returns:
+        The blended images, the share of an image's own label, and the labels [B, ...] of the
+        partners.
+
+    Raises:
+        SpecError: CutMix is on, and the examples have no height and width.
     """
     partner_label = label[::-1]
     if not block.cutmix:
@@ -302,9 +323,9 @@ def blend_images(
         raise SpecError(
             f"train.loss.cutmix pastes a part of an image, and the examples have shape {shape}"
         )
-    share_rng, place_rng, kind_rng = jax.random.split(rng, 3)
-    place = jax.random.uniform(place_rng, (2,))
-    cut = cut_mix(images, jax.random.beta(share_rng, block.cutmix, block.cutmix), place)
+    share_rng, center_rng, kind_rng = jax.random.split(rng, 3)
+    center = jax.random.uniform(center_rng, (2,))
+    cut = cut_mix(images, jax.random.beta(share_rng, block.cutmix, block.cutmix), center)
     if not block.mixup:
         return *cut, partner_label
     mixed = mix_up(images, jax.random.beta(share_rng, block.mixup, block.mixup))
@@ -317,20 +338,20 @@ def mix_up(images: Array, share: Array) -> tuple[Array, Array]:
     return share * images + (1.0 - share) * images[::-1], share
 
 
-def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array]:
-    """Return images with a rectangle of their partner, and the share left of their own.
+def cut_mix(images_BYX: Array, share: Array, center: Array) -> tuple[Array, Array]:
+    """Return images with a rectangle of their partner pasted in, and the share that is left.
 
-    The rectangle has 1 - share of the area, and `place` is its middle, as shares of each side;
-    what is outside is cut off. Yun et al. 2019, "CutMix".
+    The rectangle has 1 - share of the area. Its center is `center`, relative to the size of the
+    image, and the part outside of the image is cut off. Yun et al. 2019, "CutMix".
     """
     side = jnp.sqrt(1.0 - share)
     masks = []
-    for axis, at in ((1, place[0]), (2, place[1])):
+    for axis, relative_center in ((1, center[0]), (2, center[1])):
         size = images_BYX.shape[axis]
-        middle, half = jnp.floor(at * size), jnp.floor(0.5 * side * size)
-        first, last = jnp.maximum(middle - half, 0.0), jnp.minimum(middle + half, size)
-        places = jnp.arange(size, dtype=jnp.float32)
-        masks.append((places >= first) & (places < last))
+        middle, half = jnp.floor(relative_center * size), jnp.floor(0.5 * side * size)
+        start, stop = jnp.maximum(middle - half, 0.0), jnp.minimum(middle + half, size)
+        positions = jnp.arange(size, dtype=jnp.float32)
+        masks.append((positions >= start) & (positions < stop))
     is_pasted_YX = masks[0][:, None] & masks[1][None, :]
     shape = (1, *is_pasted_YX.shape, *[1] * (images_BYX.ndim - 3))
     pasted = jnp.where(is_pasted_YX.reshape(shape), images_BYX[::-1], images_BYX)

@@ -1,10 +1,14 @@
-"""Preferences: of two texts the chosen one becomes likelier than before the training.
+"""Direct preference optimization: training on pairs of a chosen and a rejected text.
 
-An example is a pair of rows, the chosen one and the rejected one: `tokens` [2, L + 1], a `mask` [2,
-L] that is 1 where a token of what was chosen or rejected is predicted, and the `length` [2] of
-each, after which it is padded.
+The loss compares the log-probabilities of both texts with those of a frozen reference, the model at
+the start of the training. It increases the log-ratio of the chosen text relative to that of the
+rejected one.
 
-B batch, L length.
+An example is a pair of rows, first the chosen one: `tokens` [2, L + 1], a `mask` [2, L] that is 1
+for predicted tokens, which are those of the answers, and the `length` [2] of each row before its
+padding.
+
+B batch, L length, T = L + 1 tokens, R = 2 B rows.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ class Preference(Task):
 
     The reference is the model at the beginning of the training. Its log-probabilities are computed
     in the step, with a frozen copy of the weights or, when adapters are trained, with the model
-    without them. So they are the same numbers on any number of hosts and after any resume, and
-    nothing else needs to be kept.
+    without them. They are therefore the same on any number of hosts and after any resume, and no
+    other state is saved.
     """
 
     needs_reference = True
@@ -61,14 +65,14 @@ class Preference(Task):
         return lm.NextToken().model(spec, rngs)
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Return the mean over pairs, each times its `weight` [B]; rewards are beta log-ratios."""
+        """Return the weighted mean over pairs. A reward is beta times a text's log-ratio."""
         pairs = padding.split_rows(batch)
         model_B2, routing = _log_probabilities(model, pairs)
         reference_B2, _ = _log_probabilities(evaluation_reference(model), pairs)
         rewards_B2 = self._config.beta * (model_B2 - jax.lax.stop_gradient(reference_B2))
         chosen_B, rejected_B = rewards_B2[:, 0], rewards_B2[:, 1]
         margin_B, weight_B = chosen_B - rejected_B, batch["weight"]
-        weight = weight_B.sum()
+        total_weight = weight_B.sum()
         metrics = {
             "rewards/chosen": chosen_B,
             "rewards/rejected": rejected_B,
@@ -76,8 +80,10 @@ class Preference(Task):
             "margin": margin_B,
         }
         total = (_pair_losses(margin_B, self._config) * weight_B).sum()
-        sums = {name: ((value_B * weight_B).sum(), weight) for name, value_B in metrics.items()}
-        return Loss(total, weight, sums, routing)
+        sums = {
+            name: ((value_B * weight_B).sum(), total_weight) for name, value_B in metrics.items()
+        }
+        return Loss(total, total_weight, sums, routing)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """Return the pairs that `train.data` describes. Raises DataError, SpecError."""
@@ -104,7 +110,7 @@ class Preference(Task):
         return {"tokens": tokens, "length": length, "mask": mask}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first pair that is too long or has other tokens, and a sentence."""
+        """Return the first pair that is too long or has unknown tokens, and a sentence about it."""
         config, tokens_B2T = spec.model, batch["tokens"]
         if not isinstance(config, specs.Decoder | specs.GPT2):
             return None
@@ -116,7 +122,7 @@ class Preference(Task):
 
 
 class _PairSource(DataSource):
-    """A source of pairs of consecutive examples, for smoke tests and the plan of a job."""
+    """Pairs of consecutive synthetic examples, for smoke tests and for the plan of a job."""
 
     def __init__(self, rows: Source) -> None:
         self._rows = rows
@@ -132,12 +138,13 @@ class _PairSource(DataSource):
 
 
 def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Routing | None]:
-    """Return log-probabilities [B, 2] of chosen and rejected texts, and how tokens are routed."""
-    tokens_RT = pairs["tokens"]  # R rows: 2 B
+    """Return the log-probabilities [B, 2] of chosen and rejected texts, and the routing if any."""
+    tokens_RT = pairs["tokens"]
     weight_RL = pairs["mask"] * padding.target_mask(pairs).astype(pairs["mask"].dtype)
     inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
     if not isinstance(model, LanguageModel):
-        # Padding follows everything that is predicted, so it changes nothing.
+        # A custom model is not told where padding begins. It does not need to be, because padding
+        # follows all predicted tokens.
         return losses.log_probabilities(model(inputs_RL), labels_RL, weight_RL).reshape(-1, 2), None
     visible = Visible(None, None, pairs["length"])
     features = model.read(inputs_RL, visible, padding.input_mask(pairs))
@@ -146,9 +153,9 @@ def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Rout
 
 
 def _pair_losses(margin_B: Array, config: specs.Dpo) -> Array:
-    """Return the loss of each pair, [B], by the difference of its rewards."""
+    """Return the loss [B] of pairs, given the differences of their rewards."""
     if config.kind == "ipo":
-        # In terms of the log-ratios h this is (h - 1 / (2 beta))².
+        # With h the difference of the log-ratios, this is (h - 1 / (2 beta))².
         return jnp.square((margin_B - 0.5) / config.beta)
     smoothing = config.label_smoothing
     return -(1 - smoothing) * jax.nn.log_sigmoid(margin_B) - smoothing * jax.nn.log_sigmoid(

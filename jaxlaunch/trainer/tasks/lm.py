@@ -1,14 +1,14 @@
-"""Next-token prediction: examples of `tokens` [L + 1] and a `mask` [L] of what to predict.
+"""Next-token prediction: examples of `tokens` [L + 1] and a `mask` [L], 1 for predicted tokens.
 
 An example may also have these keys, of shape [L + 1] except for `length`:
 
 | key | meaning |
 |---|---|
-| `attention_mask` | a token where it is 0 is neither seen nor predicted |
-| `segments` | number of the token's example in its row, from 1; 0 is padding; others are not seen |
+| `attention_mask` | 0 for a token that is neither seen nor predicted |
+| `segments` | number of the example in its row, from 1; a token sees only its own; 0 is padding |
 | `length` | number of tokens; the rest is padding, neither seen nor predicted |
 
-A mask can express the other two, but then a fused kernel loses most of its speedup.
+An attention mask can express the other two, but fused kernels are much slower with a mask.
 
 B batch, L length, V vocabulary.
 """
@@ -42,11 +42,11 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
 
-# Keys of an example about its tokens.
+# Keys of an example that restrict which tokens are seen.
 TOKEN_KEYS = ("attention_mask", "segments", "length")
-# The exponential of this is still finite in 64 bits.
+# The exponential of this is still finite in float64.
 MAX_EXPONENT = 700.0
-# The key of the number of bytes of text behind the targets of an example.
+# The key for the number of bytes of text that the targets of an example encode.
 TEXT_BYTES = "text_bytes"
 
 
@@ -58,13 +58,13 @@ class NextToken(Task):
     targets that do not count: [text](text.md). It is used like [`Classify`](#classify).
     """
 
-    # Whether every token is known to be a byte.
+    # True if every token is a byte of text.
     are_bytes = False
     # The vocabulary of the logits, set when the loss is traced.
     _vocab: int | None = None
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """Return a model of (tokens_BL, attention mask if any) -> logits_BLV."""
+        """Return a model of tokens_BL, and an attention mask if any, to logits_BLV."""
         options = ModelOptions.from_spec(spec)
         match spec.model:
             case specs.Decoder() as config:
@@ -79,7 +79,7 @@ class NextToken(Task):
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Return the cross-entropy of tokens[:, 1:] given those before, times the weights.
+        """Return the weighted cross-entropy of each token after the first, given those before it.
 
         `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of
         TOKEN_KEYS.
@@ -89,8 +89,7 @@ class NextToken(Task):
         keys = _visible_keys(model, batch)
         labels_BL = tokens_BT[:, 1:]
         weight_BL = batch["mask"] * batch["weight"][:, None]
-        # The first token of an example is not predicted from another one, and padding is not
-        # predicted.
+        # Padding is not predicted, nor is the first token of an example from the previous example.
         weight_BL = weight_BL * padding.target_mask(batch).astype(weight_BL.dtype)
         if isinstance(model, LanguageModel):
             self._vocab = model.head_DV.shape[1]
@@ -117,8 +116,8 @@ class NextToken(Task):
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Return `tokens` int32 [L + 1], `mask` float32 [L], TOKEN_KEYS as int32, and TEXT_BYTES.
 
-        Raises Unusable without tokens, for those that are not whole numbers or not a row, and for a
-        key of another shape.
+        Raises UnusableExampleError if tokens are missing, are not whole numbers or not a row, and
+        if another key does not have its shape.
         """
         tokens_T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
@@ -145,7 +144,7 @@ class NextToken(Task):
         return example
 
     def _sample_tokens(self, spec: TrainSpec) -> Array:
-        """Return a batch of one row of tokens for a model, of the length of the first example."""
+        """Return a batch of one row of zeros, as long as the first example's, to build a model."""
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the tokens' length from")
@@ -153,21 +152,21 @@ class NextToken(Task):
         return jnp.zeros((1, shape[0] - 1), jnp.int32)
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the perplexity of an evaluation, e to the loss of a target."""
+        """Return the perplexity of an evaluation, the exponential of its mean loss."""
         return {"perplexity": math.exp(min(means["loss"], MAX_EXPONENT))} if "loss" in means else {}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first row that is too long or has unknown tokens, and a sentence.
+        """Return the first row that is too long or has unknown tokens, and a sentence about it.
 
-        A token that is neither seen nor predicted may be any number, such as the -100 that others
-        ignore; it becomes 0. A task that computes another loss is not checked, and of a custom
-        model only the targets are.
+        A token that is neither seen nor predicted may have any value, such as the -100 of other
+        libraries; it is replaced by 0. For a custom model only the targets are checked, and for a
+        task with another loss nothing is.
         """
         if type(self).loss is not NextToken.loss:
             return None
-        config, tokens_BT, vocab, is_ours = spec.model, batch["tokens"], self._vocab, False
+        config, tokens_BT, vocab, is_built_in = spec.model, batch["tokens"], self._vocab, False
         if isinstance(config, specs.Decoder | specs.GPT2) and type(self).model is NextToken.model:
-            is_ours, length, vocab = True, tokens_BT.shape[1] - 1, config.vocab
+            is_built_in, length, vocab = True, tokens_BT.shape[1] - 1, config.vocab
             if length > config.length:
                 return 0, (
                     f"{length + 1} tokens, and train.model.length = {config.length} allows "
@@ -177,16 +176,16 @@ class NextToken(Task):
             return None
         wrong_BT = (tokens_BT < 0) | (tokens_BT >= vocab)
         rows = np.flatnonzero(wrong_BT.any(1))
-        counts_BT = ranges.find_counted_tokens(batch, rows, include_read=is_ours)
+        counts_BT = ranges.find_counted_tokens(batch, rows, include_read=is_built_in)
         reason = f"outside 0 to {vocab - 1}, the vocabulary"
         fault = ranges.find_wrong("token", tokens_BT, wrong_BT & counts_BT, reason)
-        if fault is None and is_ours:
+        if fault is None and is_built_in:
             tokens_BT[wrong_BT] = 0
         return fault
 
 
 def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
-    """Return a model's arguments after the tokens, which limit the keys that its queries see."""
+    """Return the arguments of a model after the tokens, which restrict the keys that are seen."""
     arrays = {key: batch[key] for key in TOKEN_KEYS if key in batch}
     if not arrays:
         return ()
@@ -206,17 +205,17 @@ def _score_cross_entropy(
 ) -> losses.Sums:
     """Return the cross-entropy of a built-in model, in chunks if its logits would fill a device.
 
-    Training in bfloat16 keeps its logits in bfloat16, because in float32 they would be the largest
-    array of a step. The loss is still computed in float32. A cap needs more digits than bfloat16
-    has.
+    Training in bfloat16 keeps the logits in bfloat16, because in float32 they would be the largest
+    array of a step. The loss is still computed in float32. Logits with a cap stay in float32,
+    because bfloat16 has too few digits for the tanh.
     """
     if model.deterministic:
         return score_logits(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
     terms = specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing)
     score = partial(losses.cross_entropy, terms=terms)
-    is_narrow = x_BLD.dtype == jnp.bfloat16 and model.cap is None
+    is_narrow = x_BLD.dtype == jnp.bfloat16 and model.logit_cap is None
     logits_dtype = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
-    # float16 has no room for the gradients of a loss that is not scaled yet.
+    # Gradients in the forward pass lack the scale of the loss and would underflow in float16.
     return score_logits(
         model, x_BLD, labels_BL, weight_BL, score, logits_dtype, at_once=x_BLD.dtype != jnp.float16
     )
@@ -231,14 +230,16 @@ def score_logits(
     logits_dtype: jnp.dtype | None = None,
     at_once: bool = False,
 ) -> losses.Summed:
-    """Return `score` of the model's logits, labels and weights, a sum over positions.
+    """Return `score(logits, labels, weights)` for the features of a model, summed over positions.
 
-    The backward pass keeps the logits alone, in `logits_dtype`, by default the model's output
-    dtype, and computes again what `score` makes of them, arrays of the same size.
+    The logits are computed in chunks if they are large. For the backward pass only the logits are
+    kept, in `logits_dtype`, which is the model's output dtype by default. The intermediates of
+    `score`, which are as large as the logits, are recomputed. With `at_once` the gradients of
+    chunks are computed in the forward pass instead.
     """
     project = partial(model.project, output=logits_dtype)
-    size = jnp.dtype(logits_dtype or model.output).itemsize
-    count = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size)
+    logit_bytes = jnp.dtype(logits_dtype or model.output).itemsize
+    count = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, logit_bytes)
     head_DV = model.head_DV
     if count == 1:
         checkpointed_score: Any = jax.checkpoint(score, prevent_cse=False)
@@ -249,21 +250,25 @@ def score_logits(
     )
 
 
-def _choose_chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int) -> int:
-    """Return the number of chunks for logits of `size` bytes each.
+def _choose_chunks(
+    chunks: int | str, shape: tuple[int, ...], head_DV: Array, logit_bytes: int
+) -> int:
+    """Return the number of chunks for the logits of [B, L] positions, unless the job sets it.
 
-    It is one if the logits are not far larger than the head's gradient, of which chunks hold a
-    second copy. That gradient is summed over the devices once per chunk, so a large head has larger
-    chunks.
+    Chunks cost a second copy of the head's gradient, so there is only one chunk if the logits are
+    not much larger than that. The gradient is summed over the devices once per chunk, so a large
+    head has larger chunks.
     """
     if isinstance(chunks, int):
         return chunks
     (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
     devices, mp = max(1, mesh.size), mesh.shape.get("mp", 1)
-    # Rows of a device's logits; mp splits both along V.
+    # Rows of a device's logits per column of its head. mp splits the columns of both.
     rows = batch * length * mp / devices
     if rows < 2 * width:
         return 1
-    # Bytes of half the head's gradient, in bfloat16.
-    max_bytes = max(losses.CHUNK_LOGITS_BYTES, width * vocab / mp)
-    return losses.count_chunks(length, size * batch * length * vocab / devices, max_bytes)
+    # Half of the head's gradient, in bfloat16.
+    head_bytes = width * vocab / mp
+    logits_bytes = logit_bytes * batch * length * vocab / devices
+    max_bytes = max(losses.CHUNK_LOGITS_BYTES, head_bytes)
+    return losses.count_chunks(length, logits_bytes, max_bytes)

@@ -1,7 +1,7 @@
-"""Reading the numbers of examples without loss, and checking them against a model's range.
+"""Checks of the numbers in examples: exact conversion, and the ranges that a model accepts.
 
-On a device a label out of range makes the loss NaN, and a token out of range reads another row:
-neither tells which example is wrong.
+On a device a label out of range makes the loss NaN, and a token out of range reads another row of
+the embedding. Neither shows which example is wrong, so the checks are made on the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INT32 = np.iinfo(np.int32)
 
 
 def get_value(raw: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key of a record. Raises Unusable if it is missing."""
+    """Return the value of a key of a record. Raises UnusableExampleError if it is missing."""
     if key not in raw:
         keys = ", ".join(sorted(map(str, raw))) or "nothing"
         raise UnusableExampleError(f"no {key}, which the task reads; it has {keys}")
@@ -27,7 +27,7 @@ def get_value(raw: Mapping[str, Any], key: str) -> Any:
 
 
 def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
-    """Convert `value` to int32 of the same shape. Raises for anything but whole numbers."""
+    """Convert `value` to int32. Raises UnusableExampleError for anything but whole numbers."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise UnusableExampleError(f"{key} of {array.dtype}; it is made of whole numbers")
@@ -44,7 +44,10 @@ def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
 
 
 def read_class(value: Any) -> npt.NDArray[np.int32]:
-    """Convert a label, one number of any shape, to an int32 scalar. Raises for any other."""
+    """Convert a label, one number of any shape, to an int32 scalar.
+
+    Raises UnusableExampleError for any other label.
+    """
     array = np.asarray(value)
     if array.size == 1:
         return read_integers("label", array).reshape(())
@@ -57,7 +60,10 @@ def read_class(value: Any) -> npt.NDArray[np.int32]:
 
 
 def read_flags(value: Any) -> npt.NDArray[np.float32]:
-    """Convert a label of 0 or 1 for each class to float32. Raises Unusable for other numbers."""
+    """Convert a label of 0 or 1 for each class to float32.
+
+    Raises UnusableExampleError for any other label.
+    """
     array = read_numbers(value)
     if array.ndim != 1 or not np.isin(array, (0.0, 1.0)).all():
         raise UnusableExampleError(
@@ -68,7 +74,10 @@ def read_flags(value: Any) -> npt.NDArray[np.float32]:
 
 
 def read_numbers(value: Any) -> npt.NDArray[np.float32]:
-    """Convert a label of finite numbers, [] or [K], to float32. Raises for any other."""
+    """Convert a label of finite numbers, [] or [K], to float32.
+
+    Raises UnusableExampleError for any other label.
+    """
     array = np.asarray(value)
     is_wrong = array.dtype.kind not in "biuf" or array.ndim > 1 or not array.size
     if is_wrong or not np.isfinite(array).all():
@@ -80,7 +89,7 @@ def read_numbers(value: Any) -> npt.NDArray[np.float32]:
 
 
 def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
-    """Convert labels of many examples at once, [B] or [B, K], like the functions above."""
+    """Convert the labels of a batch of examples, [B] or [B, K], as the functions above do."""
     if target == "class":
         return read_integers("label", value_B)
     label_B = np.asarray(value_B, np.float32)
@@ -93,7 +102,7 @@ def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
 def find_outside(
     key: str, array_BX: npt.NDArray[Any], size: int, description: str
 ) -> tuple[int, str] | None:
-    """Return the first row with a number outside 0 … size − 1, and a sentence; or None."""
+    """Return the first row with a number that is not in range(size), and a sentence, or None."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):
         return None
     reason = f"outside 0 to {size - 1}, {description}"
@@ -103,21 +112,21 @@ def find_outside(
 def find_wrong(
     key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_], reason: str
 ) -> tuple[int, str] | None:
-    """Return the first row with a wrong number and a sentence that names it; None without one."""
+    """Return the first row with a wrong number and a sentence about the number, or None."""
     if not wrong_BX.any():
         return None
-    row, *place = np.argwhere(wrong_BX)[0].tolist()
-    place_text = f" at place {place[0]}" if place else ""
-    return row, f"{key} {array_BX[(row, *place)]}{place_text}, {reason}"
+    row, *index = np.argwhere(wrong_BX)[0].tolist()
+    place_text = f" at place {index[0]}" if index else ""
+    return row, f"{key} {array_BX[(row, *index)]}{place_text}, {reason}"
 
 
 def find_counted_tokens(
     batch: Batch, rows: npt.NDArray[np.intp], *, include_read: bool
 ) -> npt.NDArray[np.bool_]:
-    """Return the mask [B, L + 1] of tokens that are predicted or, on request, read for it.
+    """Return which tokens [B, L + 1] are targets, and with `include_read` also which are inputs.
 
-    It agrees with the weights of the loss in trainer/tasks/lm, whose keys `batch` has. Other rows
-    are False.
+    A token is an input if a query that predicts a target sees it. The targets are those of the loss
+    in trainer/tasks/lm.py. Only `rows` are computed; the others are False.
     """
     counts_BT = np.zeros(batch["tokens"].shape, bool)
     if not len(rows):
@@ -126,8 +135,8 @@ def find_counted_tokens(
     real_RT, is_target_RL = padding.real_tokens(batch_R), padding.target_mask(batch_R)
     counts_BT[rows, 1:] = is_target_RL
     if include_read:
-        # The queries at and after a key's position in its segment read it, if they predict
-        # something.
+        # A token is seen by the queries at and after its position in its segment, so it is an input
+        # up to the last query of the segment that predicts a target.
         index_T = np.arange(real_RT.shape[1])
         for row, real_T, is_target_L in zip(rows, real_RT, is_target_RL, strict=True):
             numbers_T = batch["segments"][row] if "segments" in batch else np.zeros_like(index_T)

@@ -199,7 +199,7 @@ def test_reference_is_read_from_folder_and_checked(tmp_path: Path) -> None:
     words = "step 3 holds a model compared with the weights of .* with digest abc"
     with pytest.raises(CheckpointError, match=words):
         frozen_base.check_digest(
-            {**base, "digest": "abc"}, base, "step 3", holds=frozen_base.REFERENCE_OF
+            {**base, "digest": "abc"}, base, "step 3", contents=frozen_base.REFERENCE_OF
         )
 
 
