@@ -1,23 +1,23 @@
 """A GAN on handwritten digits: two networks, two optimizers, one step of your own.
 
-Why this is not a `train:` job: the built-in step has one loss and one optimizer, but here two
-players take turns. Everything that is alternated, nested or unrolled (adversaries, actors and
-critics, meta-learning) needs a step like this one.
-- The state is everything that the next step needs: both networks, both optimizers, the random key.
-  Anything that it did not contain would be lost when a run resumes. All of it is saved, so a killed
-  run continues bit for bit.
-- A function makes it under `jax.jit`, after the processes have joined, so no host ever holds the
-  part of another.
+This is not a `train:` job, because the built-in step has one loss and one optimizer, but here two
+networks are trained in turn. The same is true of everything that alternates, nests or unrolls
+updates, such as actors and critics, or meta-learning.
+
+- The state is everything that the next step needs: both networks, both optimizers and the random
+  key. All of it is saved, so a run that is killed continues bit for bit.
+- A function makes the state under `jax.jit`, after the processes have joined, so no host ever holds
+  the part of another one.
 - A dataset with `batch=` yields each digit once per epoch, in an order that is a function of the
   seed and the step.
-- The step sees the global batch: its means are over all devices, and it never refers to a single
+- The step sees the global batch. Its means are over all devices, and it never refers to a single
   device.
 - The program reports a picture of samples at each evaluation, which the page of the run shows.
-- Metrics whose names end in `loss` must be finite; otherwise the run ends with 76 and names the
-  step. The others may
-    have any value.
-`python examples/gan.py` trains here; `launcher run examples/gan.yaml` on two hosts, and the same
-file on a cluster.
+- Metrics whose names end in `loss` must be finite. Otherwise the run ends with exit code 76 and
+  names the step. Other metrics may have any value.
+
+`python examples/gan.py` trains on this machine, `launcher run examples/gan.yaml` on two hosts, and
+the same file on a cluster.
 """
 
 import sys
@@ -35,7 +35,9 @@ NOISE, WIDTH = 16, 64
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
 
 
-class Digits:  # 1,797 images of 8 × 8, their values from -1 to 1
+class Digits:
+    """1,797 images of 8 × 8 pixels, with values from -1 to 1."""
+
     def __init__(self):
         self.images = (load_digits().images.reshape(-1, 64) / 8 - 1).astype(np.float32)
 
@@ -55,7 +57,7 @@ class Net(nnx.Module):
         return self.out(nnx.leaky_relu(self.hidden(x), 0.2))
 
 
-def make():
+def make_state():
     generator, critic = Net(NOISE, 64, nnx.Rngs(0)), Net(64, 1, nnx.Rngs(1))
     return {
         "generator": generator,
@@ -67,42 +69,46 @@ def make():
 
 
 def step(state, batch):
-    key, drawn = jax.random.split(state["key"])
-    noise = jax.random.normal(drawn, (len(batch["image"]), NOISE))
+    next_key, noise_key = jax.random.split(state["key"])
+    noise = jax.random.normal(noise_key, (len(batch["image"]), NOISE))
     generator, critic = state["generator"], state["critic"]
     fake = jnp.tanh(generator(noise))
 
     def critic_loss(critic):
         real_logit, fake_logit = critic(batch["image"]), critic(jax.lax.stop_gradient(fake))
-        share = (jnp.mean(real_logit > 0) + jnp.mean(fake_logit < 0)) / 2
-        return jnp.mean(jax.nn.softplus(-real_logit)) + jnp.mean(jax.nn.softplus(fake_logit)), share
+        accuracy = (jnp.mean(real_logit > 0) + jnp.mean(fake_logit < 0)) / 2
+        real_loss, fake_loss = jax.nn.softplus(-real_logit), jax.nn.softplus(fake_logit)
+        return jnp.mean(real_loss) + jnp.mean(fake_loss), accuracy
 
     def generator_loss(generator):
         return jnp.mean(jax.nn.softplus(-critic(jnp.tanh(generator(noise)))))
 
-    (lost, share), gradients = nnx.value_and_grad(critic_loss, has_aux=True)(critic)
+    critic_gradient = nnx.value_and_grad(critic_loss, has_aux=True)
+    (critic_value, accuracy), gradients = critic_gradient(critic)
     state["critic_optimizer"].update(critic, gradients)
-    fooled, gradients = nnx.value_and_grad(generator_loss)(generator)
+    generator_value, gradients = nnx.value_and_grad(generator_loss)(generator)
     state["generator_optimizer"].update(generator, gradients)
-    return {**state, "key": key}, {
-        "critic_loss": lost,
-        "generator_loss": fooled,
-        "told_apart": share,
+    metrics = {
+        "critic_loss": critic_value,
+        "generator_loss": generator_value,
+        "critic_accuracy": accuracy,
     }
+    return {**state, "key": next_key}, metrics
 
 
 @jax.jit
-def drawn(generator):  # 64 digits of the same noise each time, side by side in one picture
+def draw_samples(generator):
+    """Return 64 digits side by side in one picture, from the same noise at each evaluation."""
     fake = jnp.tanh(generator(jax.random.normal(jax.random.key(3), (64, NOISE))))
     return (fake.reshape(8, 8, 8, 8).swapaxes(1, 2).reshape(64, 64) + 1) / 2
 
 
 def evaluate(state):
-    # On the page of `launcher report gan`.
-    jaxlaunch.report(image={"samples": drawn(state["generator"])})
+    """Show samples on the page of `launcher report gan`, and return no metrics."""
+    jaxlaunch.report(image={"samples": draw_samples(state["generator"])})
     return {}
 
 
 if __name__ == "__main__":
-    often = {"every": max(STEPS // 10, 1), "log_every": max(STEPS // 20, 1)}
-    jaxlaunch.run(step, make, Digits(), batch=64, steps=STEPS, evaluate=evaluate, **often)
+    intervals = {"every": max(STEPS // 10, 1), "log_every": max(STEPS // 20, 1)}
+    jaxlaunch.run(step, make_state, Digits(), batch=64, steps=STEPS, evaluate=evaluate, **intervals)

@@ -1,4 +1,8 @@
-"""Count steps, and ask to be run again after a limit of them; the state is a file."""
+"""A program that saves its state after a number of steps, and asks to be run again.
+
+The state is a file in the run folder. The exit code 42 tells the launcher to run the program again:
+`restarts.codes` in requeue.yaml.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,12 @@ from jax.experimental import multihost_utils
 
 import jaxlaunch
 
+# The exit code that asks for another attempt.
 REQUEUE = 42
 
 
 def main() -> None:
-    """Take the steps of one attempt."""
+    """Run the steps of one attempt."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=6, help="steps of the whole run")
     parser.add_argument("--limit", type=int, default=2, help="steps of one attempt")

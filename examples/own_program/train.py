@@ -1,14 +1,17 @@
-"""A program of your own in a gang, by `command:`: the trainer has no part in it.
+"""Your own program on several hosts, with `command:` and without the trainer.
 
-Why one would: the loop exists already, is not JAX's usual one, or is to stay free of everything but
-JAX. What it owes the gang is one line, `jax.distributed.initialize()`, which the agent has set the
-environment for; what it gets is two hosts that start, fail and end together. `jaxlaunch.report` is
-a line more. It is importable in every image, since the agent brings it, and tells how far the
-program is: a hang is then found within the timeout of its phase and named with its step, `launcher
-status` shows step and loss, and the work that a restart loses is counted. Without it the agent
-knows only that the processes live. Saving stays the program's own: `jaxlaunch.run` is a loop that
-has it, in gan.py. In this folder: `launcher run mine.yaml`. It is the program of
-docs/your-script.md, which also has it on a cluster.
+Use this if you already have a training loop, or if your program should depend on nothing but JAX.
+It needs one line, `jax.distributed.initialize()`, for which the agent has set the environment. In
+return all hosts start, fail and end together.
+
+`jaxlaunch.report` is optional. It can be imported in every image, because the agent brings it, and
+it tells the agent the step of the program. A hang is then detected within the timeout of its phase,
+`launcher status` shows step and loss, and the work that a restart loses is counted. Without it the
+agent only knows that the processes are alive. The program must save its state by itself;
+`jaxlaunch.run`, which examples/gan.py uses, is a loop that does this for you.
+
+Run it in this folder with `launcher run mine.yaml`. docs/your-script.md explains the program, and
+shows how to run it on a cluster.
 """
 
 import jax
@@ -18,17 +21,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxlaunch
 
-jax.distributed.initialize()  # no arguments: the agent has set the environment
+# The agent has set the environment, so no arguments are needed.
+jax.distributed.initialize()
 mesh = Mesh(jax.devices(), ("dp",))
 rows = NamedSharding(mesh, PartitionSpec("dp"))
 
 
-def batch(step):  # each process makes its own part of one global batch
+def batch(step):
+    # Each process makes its own part of the global batch.
     rng = np.random.default_rng((step, jax.process_index()))
     x = rng.normal(size=(64 // jax.process_count(), 8)).astype(np.float32)
-    return jax.make_array_from_process_local_data(rows, x), jax.make_array_from_process_local_data(
-        rows, x.sum(1)
-    )
+    return [jax.make_array_from_process_local_data(rows, array) for array in (x, x.sum(1))]
 
 
 def loss(w, x, y):

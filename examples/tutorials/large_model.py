@@ -1,9 +1,11 @@
-"""A tour of training a large model as the tutorials have it, on a mesh of 2 × 4 devices.
+"""Training of a large model as in tutorials, on a mesh of 2 × 4 devices.
 
-Data and model parallelism by shardings, remat, bf16 and fp16, an optax chain with clipping and a
-schedule, the cache of compiled programs, Orbax. Changed: the folder is an argument,
-`jax.distributed.initialize()` has none, and its second call, as a notebook's cells make it, does
-nothing.
+It shows data and model parallelism by shardings, remat, bf16 and fp16, an optax chain with clipping
+and a schedule, the compilation cache, and checkpoints with Orbax.
+
+Two things differ from a tutorial: the folder for the cache and the checkpoints is an argument, and
+`jax.distributed.initialize()` has no arguments. Its second call, which happens in notebooks whose
+cells are run again, does nothing.
 """
 
 import sys
@@ -25,14 +27,16 @@ mesh = jax.make_mesh((2, 4), ("dp", "mp"), axis_types=(jax.sharding.AxisType.Aut
 rows, whole, columns = (
     NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("dp",), (), (None, None, "mp"))
 )
-# Megatron's pair.
+# As in Megatron, the first matrix is split by columns and the second one by rows, so that the pair
+# needs one sum over the devices.
 shardings = {"up": columns, "down": NamedSharding(mesh, PartitionSpec(None, "mp", None))}
 rate = optax.warmup_cosine_decay_schedule(0.0, 0.01, warmup_steps=5, decay_steps=steps)
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=1e-4))
 
 
 @partial(jax.jit, out_shardings=shardings)
-def init(key):  # made where it is kept: no device holds all of it
+def init(key):
+    # Each device only creates its own part, because jit knows the shardings of the outputs.
     up, down = (
         jax.random.normal(layer_key, (4, 32, 32)) / 16 for layer_key in jax.random.split(key)
     )
@@ -40,13 +44,14 @@ def init(key):  # made where it is kept: no device holds all of it
 
 
 def loss(params, x, y, dtype, scale):
-    @jax.checkpoint  # remat: a layer's inputs are kept, the rest is computed again
+    # With remat only the inputs of a layer are kept, and the rest is computed again.
+    @jax.checkpoint
     def layer(x, weights):
         up, down = (weight.astype(dtype) for weight in weights)
         return x + jax.nn.relu(x @ up) @ down, None
 
     x, _ = jax.lax.scan(layer, x.astype(dtype), (params["up"], params["down"]))
-    # The sum in float32; fp16 needs a scale.
+    # The loss is computed in float32. fp16 needs a scale, or small gradients would underflow.
     return scale * jnp.square(x.astype(jnp.float32) - y).mean()
 
 
@@ -58,7 +63,8 @@ def train_step(params, state, x, y, dtype):
     return optax.apply_updates(params, updates), state, value / scale
 
 
-def batch(step):  # each process makes its own rows
+def batch(step):
+    # Each process makes its own rows.
     rng = np.random.default_rng((step, jax.process_index()))
     x = rng.normal(size=(32 // jax.process_count(), 32)).astype(np.float32)
     return [
@@ -73,21 +79,26 @@ for step in range(1, steps + 1):
     params, state, value = train_step(params, state, *batch(step), dtype=dtype)
     jaxlaunch.report(step=step, loss=float(value))
 
-jax.distributed.initialize()  # the second call
+jax.distributed.initialize()
 with ocp.CheckpointManager(f"{folder}/checkpoints") as manager:
     manager.save(steps, args=ocp.args.StandardSave(params), force=True)
     manager.wait_until_finished()
-    like = jax.tree.map(
+    abstract_params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params
     )
-    restored = manager.restore(steps, args=ocp.args.StandardRestore(like))
+    restored = manager.restore(steps, args=ocp.args.StandardRestore(abstract_params))
 jaxlaunch.report(step=steps, committed=steps)
-same = jax.jit(lambda a, b: jax.tree.reduce(jnp.logical_and, jax.tree.map(jnp.array_equal, a, b)))(
-    params, restored
-)
+
+
+@jax.jit
+def all_equal(a, b):
+    return jax.tree.reduce(jnp.logical_and, jax.tree.map(jnp.array_equal, a, b))
+
+
+is_equal = all_equal(params, restored)
 if jax.process_index() == 0:
     part = restored["up"].sharding.shard_shape(restored["up"].shape)
     print(
         f"loss {float(value):.2f} on {jax.device_count()} devices, each with {part}; restored as "
-        f"saved: {bool(same)}"
+        f"saved: {bool(is_equal)}"
     )

@@ -1,8 +1,9 @@
-"""Digits on eight devices as tutorials have it: `pmap` over devices, gradients by `pmean`.
+"""Digits on eight devices as in tutorials: `pmap` over the devices, and `pmean` of the gradients.
 
-Changed: `jax.distributed.initialize()` in front, `jaxlaunch.report`, and scikit-learn's digits,
-which need no network. With several processes each takes its own rows: `pmap` sees the devices of
-its process, `pmean` is over all of them.
+Three things differ from a tutorial: the call of `jax.distributed.initialize()`, the calls of
+`jaxlaunch.report`, and the data, which are scikit-learn's digits, because they need no network.
+With several processes, each one has its own rows: `pmap` sees the devices of its process, and
+`pmean` is over the devices of all processes.
 """
 
 from functools import partial
@@ -15,7 +16,8 @@ from sklearn.datasets import load_digits
 
 import jaxlaunch
 
-jax.distributed.initialize()  # the agent sets the environment
+# The agent has set the environment, so no arguments are needed.
+jax.distributed.initialize()
 devices = jax.local_device_count()
 digits = load_digits()
 images, labels = (digits.data / 16).astype(np.float32), digits.target
@@ -46,12 +48,12 @@ params = {
     "b2": jnp.zeros(10),
 }
 replica = (params, optimizer.init(params))
-# A copy for every device.
+# Every device has a copy of the parameters and of the optimizer's state.
 params, state = jax.tree.map(lambda leaf: jnp.stack([leaf] * devices), replica)
 
-order = np.random.default_rng(0)
+rng = np.random.default_rng(0)
 for step in range(1, 101):
-    rows = order.integers(0, 1500, 128)
+    rows = rng.integers(0, 1500, 128)
     x, y = (array[rows].reshape(devices, -1, *array.shape[1:]) for array in (images, labels))
     params, state, value = train_step(params, state, x, y)
     jaxlaunch.report(step=step, loss=float(value[0]))

@@ -1,4 +1,4 @@
-"""The dataset of a tutorial on ViT speed: random images, without a download or a disk."""
+"""The dataset of a tutorial on the speed of ViT: random images, which need no files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class FakeDataset(Dataset):
-    """Images [3, side, side] drawn at random, and one of `classes` labels, of shape [1]."""
+    """Random images [3, side, side], and labels [1] below `classes`."""
 
     def __init__(self, length: int = 1_000_000, side: int = 224, classes: int = 1000) -> None:
         self.length, self.side, self.classes = length, side, classes
@@ -21,7 +21,7 @@ class FakeDataset(Dataset):
 
 
 class ChannelsLast(FakeDataset):
-    """The same images as the trainer's ViT takes them: [side, side, 3]."""
+    """The same images with the channels last, [side, side, 3], as the trainer expects them."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         image, label = super().__getitem__(index)
@@ -29,5 +29,9 @@ class ChannelsLast(FakeDataset):
 
 
 def loader(**sizes: int) -> DataLoader:
-    """The DataLoader of job.yaml: num_workers is the default; batch size and order are unused."""
+    """Return the DataLoader that job.yaml names.
+
+    The trainer uses its dataset and, by default, its number of workers. Batch size and order are
+    those of the job.
+    """
     return DataLoader(ChannelsLast(**sizes), batch_size=8, shuffle=True, num_workers=2)

@@ -1,9 +1,11 @@
 """The tutorial's program: Hugging Face's Flax ViT, a torch DataLoader and one jitted step.
 
-It runs as it is typed, under `command:`, but for two changes. Worker processes are spawned: JAX has
-threads, which a fork does not copy, and the default of a DataLoader on Linux is to fork. That needs
-`main()` behind a guard. And `jaxlaunch.report` tells the agent the step, so that a hang is noticed.
-Sizes are arguments, to try it on a CPU. It needs transformers < 5, the last with Flax, and torch.
+It runs under `command:` with three changes. Worker processes are spawned, because a DataLoader on
+Linux forks by default, and a fork does not copy the threads of JAX; spawning needs a `main()`
+behind a guard. `jaxlaunch.report` tells the agent the step, so that a hang is noticed. Sizes are
+arguments, so that it can be tried on a CPU.
+
+It needs torch, and a version of transformers before 5, which removed Flax.
 """
 
 from __future__ import annotations
@@ -33,24 +35,20 @@ def train_step(state: TrainState, images: Any, labels: Any) -> tuple[TrainState,
 
 
 def main() -> None:
-    sizes = argparse.ArgumentParser()
-    for name, value in {
-        "steps": 50,
-        "batch": 128,
-        "workers": 8,
-        "side": 224,
-        "layers": 12,
-        "width": 768,
-    }.items():
-        sizes.add_argument(f"--{name}", type=int, default=value)
-    options = sizes.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--side", type=int, default=224)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    options = parser.parse_args()
 
-    start = "spawn" if options.workers else None
-    data = DataLoader(
+    loader = DataLoader(
         FakeDataset(side=options.side),
         options.batch,
         num_workers=options.workers,
-        multiprocessing_context=start,
+        multiprocessing_context="spawn" if options.workers else None,
     )
     config = ViTConfig(
         image_size=options.side,
@@ -63,14 +61,15 @@ def main() -> None:
     model = FlaxViTForImageClassification(config, seed=0)
     state = TrainState.create(apply_fn=model.__call__, params=model.params, tx=optax.adamw(1e-4))
 
-    seconds, step_began = 0.0, time.perf_counter()
-    for step, (images, labels) in enumerate(data, 1):
+    seconds, step_started_at = 0.0, time.perf_counter()
+    for step, (images, labels) in enumerate(loader, 1):
         state, loss = train_step(state, images.numpy(), labels[:, 0].numpy())
         jaxlaunch.report(step=step, loss=float(loss))
         now = time.perf_counter()
-        if step > 2:  # the first ones compile and fill the loader
-            seconds += now - step_began
-        step_began = now
+        # The first steps compile the program and fill the loader.
+        if step > 2:
+            seconds += now - step_started_at
+        step_started_at = now
         if step == options.steps:
             break
     print(

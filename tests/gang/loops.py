@@ -62,7 +62,7 @@ def array_digests(result: Result, steps: int) -> dict[str, str]:
 
 def program_metrics(result: Result) -> dict[int, dict[str, float]]:
     """Return the program's metrics by step, without the times."""
-    names = ("critic_loss", "generator_loss", "told_apart", "policy_loss", "falls")
+    names = ("critic_loss", "generator_loss", "critic_accuracy", "policy_loss", "falls")
     return {
         line["step"]: {name: line[name] for name in names if name in line}
         for line in result.metrics
