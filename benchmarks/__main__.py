@@ -1,7 +1,7 @@
 """Run every benchmark in its own process and print one table (`make bench`).
 
-The exit code is 1 if a ratio exceeds its bound. `--record` also writes RESULTS.md next to this
-file, up to its sections, which are of benchmarks that run by themselves.
+The exit code is 1 if a ratio exceeds its bound. `--record` also replaces the table at the beginning
+of RESULTS.md. The sections below it are results of other benchmarks, which are run by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 from benchmarks import table
 
-# Others fetch gigabytes first.
+# The other benchmarks download gigabytes of packages, or need a cluster or a GPU.
 BENCHMARKS = ("cli", "loop", "loop --shared", "remat", "restart", "scale")
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 PREFACE = """# Benchmarks
@@ -31,10 +31,10 @@ def run_benchmark(name: str) -> list[table.Row]:
     """Return the rows of one benchmark."""
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", *f"benchmarks.{name}".split()]
-    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"benchmarks.{name} failed with exit code {done.returncode}")
-    return table.read_rows(done.stdout)
+    process = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
+    if process.returncode != 0:
+        raise SystemExit(f"benchmarks.{name} failed with exit code {process.returncode}")
+    return table.read_rows(process.stdout)
 
 
 def main() -> int:

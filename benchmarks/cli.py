@@ -1,4 +1,4 @@
-"""The cost of a command before it does anything, over the bare interpreter."""
+"""Start-up time of the launcher's commands, relative to that of the bare interpreter."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def main() -> None:
             {name: measure_seconds(command) for name, command in commands.items()}
             for _ in range(1 + ROUNDS)
         ]
-    # The first round fills the disk's cache.
-    taken = {name: [times_of_round[name] for times_of_round in rounds[1:]] for name in commands}
-    baseline = median(taken.pop("python -I -c pass"))
+    # The first round fills the disk's cache and is not counted.
+    seconds = {name: [times[name] for times in rounds[1:]] for name in commands}
+    baseline = median(seconds.pop("python -I -c pass"))
     bounds = {"launcher --help": 12.0, "launcher validate": 25.0, "launcher render": 35.0}
     emit_rows(
         [
@@ -57,7 +57,7 @@ def main() -> None:
                 f"{format_ms(median(times))} over {format_ms(baseline)}; "
                 f"medians of {ROUNDS}, interleaved",
             )
-            for name, times in taken.items()
+            for name, times in seconds.items()
         ]
     )
 

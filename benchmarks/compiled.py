@@ -1,9 +1,9 @@
-"""The accelerators' compilers on five trainings: `benchmarks.compiled [JOB…] [--on CHIPS…]`.
+"""Compiles five trainings for accelerators: `benchmarks.compiled [JOB…] [--on CHIPS…]`.
 
-No device is needed, but a compiler: the extra plan-tpu, or plan-cuda. Each training of
-benchmarks/jobs is compiled by `launcher plan --compile`, one after the other, at the lowest
-priority; the table grows as they end. What a machine does not compile, because it lacks memory
-or a compiler, is a row that says why.
+It needs no device, only a compiler: the extra plan-tpu or plan-cuda. `launcher plan --compile`
+compiles the jobs in benchmarks/jobs one after the other, at the lowest priority, and a row of the
+table is printed after each. If a job cannot be compiled, because memory or a compiler is missing,
+its row contains the reason.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chips:
-    """Devices to compile for, as keys of job.yaml, and how many there are."""
+    """Devices to compile for.
+
+    Attributes:
+        keys: Keys of job.yaml that select the devices.
+        devices: Number of devices.
+    """
 
     keys: tuple[str, ...]
     devices: int
 
     @classmethod
     def tpu(cls, kind: str, topology: str, hosts: int, devices: int) -> Chips:
-        """A TPU slice."""
+        """Return a TPU slice."""
         return cls(
             (f"accelerator.type={kind}", f"accelerator.topology={topology}", f"hosts={hosts}"),
             devices,
@@ -42,7 +47,7 @@ class Chips:
 
     @classmethod
     def gpu(cls, kind: str, hosts: int, per_host: int) -> Chips:
-        """Hosts of GPUs."""
+        """Return hosts with GPUs."""
         keys = (f"accelerator={{type: {kind}, per_host: {per_host}}}", f"hosts={hosts}")
         return cls(keys, hosts * per_host)
 
@@ -94,7 +99,7 @@ def main() -> int:
 
 
 def compile_job(job: str, on: Chips) -> dict[str, Any]:
-    """Return what `launcher plan --compile` reports: `memory.compiled`, or only `says`."""
+    """Return `memory.compiled` of `launcher plan --compile`, or only `says`, its last message."""
     keys = [*on.keys, *_batch_argument(job, on.devices)]
     command = [*LAUNCHER, "plan", str(JOBS / f"{job}.yaml"), *keys]
     with tempfile.TemporaryFile("w+") as errors:
@@ -115,7 +120,7 @@ def compile_job(job: str, on: Chips) -> dict[str, Any]:
 
 
 def _batch_argument(job: str, devices: int) -> list[str]:
-    """Return a row for each device, or the job's own batch if that is more."""
+    """Return the argument for at least one row per device; ViT's own batch is large enough."""
     return [] if job == "vit-b16" else [f"train.batch={max(devices, 32)}"]
 
 
@@ -123,17 +128,12 @@ def format_row(job: str, on: str, result: Mapping[str, Any]) -> str:
     """Return one line of the table."""
     if "peak" not in result:
         return f"| {job} | {on} | not compiled: {result['says']} | | | | | |"
-    sent = (
-        "; ".join(f"{axes} {size / GIB:.2f}" for axes, size in _sent_bytes(result).items())
-        or "none"
-    )
+    sent_gib = [f"{axes} {size / GIB:.2f}" for axes, size in _sent_bytes(result).items()]
+    sent = "; ".join(sent_gib) or "none"
     exposed = sum(collective["exposed"] for collective in result.get("collectives", ()))
-    modelled = result.get("modelled")
-    step = (
-        ""
-        if modelled is None
-        else " to ".join(f"{seconds * 1e3:.1f}" for seconds in modelled["seconds"])
-    )
+    step = ""
+    if (modelled := result.get("modelled")) is not None:
+        step = " to ".join(f"{seconds * 1e3:.1f}" for seconds in modelled["seconds"])
     recomputed = result.get("recomputed")
     share = "" if recomputed is None else f"{recomputed:.0%}"
     peak = f"{result['peak'] / GIB:.2f}"

@@ -1,16 +1,16 @@
-"""Images and rows of tables per second, next to the DataLoaders of torch and grain.
+"""Images and rows of tables per second, compared with the DataLoaders of torch and grain.
 
 `python -m benchmarks.feeding [--images 256] [--rows 100000] [--rounds 5] [--workers 2] [--only
-rows]`. Writes JPEGs of 500 × 375 into folders by class, packs them as array_record, and a table of
-numbers as .npz. Each side is a process of its own (torch in the environment of
-tests/environments.py) and reads every image once, shuffled, as a random-resized crop of 224 with
-flips, in batches of 64 of uint8; then the rows, in batches of 256: torch's by batch_size and
-shuffle, and a second time by a BatchSampler, which asks its TensorDataset for a batch at once.
-Sides read in turn. Seconds of the processor are those of a side and of all its workers: they say
-most on a machine that others use, too.
+rows]` generates JPEGs of 500 × 375 in folders by class, the same images as array_record, and a
+table of numbers as .npz. Each side runs in its own process (torch in the environment of
+tests/environments.py). It reads every image once, shuffled, as a random-resized crop of 224 with
+flips, in batches of 64 as uint8. Then it reads the rows in batches of 256. torch reads them twice:
+by batch_size and shuffle, and by a BatchSampler, which asks its TensorDataset for a whole batch.
+The sides take turns. The processor time includes all workers of a side; it is the more reliable
+number on a machine with other load.
 
-`--index N` measures something else: how long a folder of N made files takes until its first batch,
-without and with the cached index, and the memory of reading a tenth of them.
+`--index N` measures something else: the time to the first batch of a folder of N generated files,
+without and with the cached index, and the memory after reading a tenth of them.
 """
 
 from __future__ import annotations
@@ -33,35 +33,39 @@ from benchmarks.feeding_side import Cost, Reader
 from benchmarks.table import Row, finish_benchmark, log_progress, paired_row
 from tests import environments
 
-HIGH, WIDE, SIZE, BATCH = 375, 500, 224, 64  # about the mean of ImageNet's images
+# The size of the JPEGs is about the mean of ImageNet's.
+HEIGHT, WIDTH = 375, 500
+SIZE, BATCH = 224, 64
 FEATURES, TABLE_BATCH = 30, 256
 CLASSES = ("cat", "dog")
-SAID = {
+LABELS = {
     "images": "JPEG folders",
     "packed": "array_record, over theirs from JPEG folders",
     "rows": "rows of a table",
     "sampled": "rows of a table, over theirs by batches that a BatchSampler draws",
 }
 BOUNDS = {"images": 1 / 1.2, "packed": 0.5, "rows": 0.5}
-OURS = {"sampled": "rows"}  # what of ours is compared with what of theirs
-THEIRS = {"packed": "images"}
-TORCH_ALONE = ("sampled",)
+# Comparisons in which a side reads another dataset than the one of this name.
+OUR_DATASETS = {"sampled": "rows"}
+THEIR_DATASETS = {"packed": "images"}
+# Only torch has a BatchSampler.
+TORCH_ONLY = ("sampled",)
 
 
-def make_jpeg(number: int, high: int = HIGH, wide: int = WIDE) -> bytes:
-    """Return an image like a photo: large shapes and fine detail."""
+def make_jpeg(number: int, height: int = HEIGHT, width: int = WIDTH) -> bytes:
+    """Return a JPEG with large shapes and fine detail, like a photo."""
     rng = np.random.default_rng(number)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize(
-        (wide, high), Image.Resampling.BICUBIC
+        (width, height), Image.Resampling.BICUBIC
     )
-    pixels = np.asarray(coarse, np.float32) + rng.normal(0, 14, (high, wide, 1))
+    pixels = np.asarray(coarse, np.float32) + rng.normal(0, 14, (height, width, 1))
     file = io.BytesIO()
     Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
 def write_files(folder: Path, images: int, rows: int) -> None:
-    """Write the files of all sides."""
+    """Write the images and the table that all sides read."""
     for number in range(images):
         path = folder / "photos" / CLASSES[number % 2] / f"{number:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,33 +106,35 @@ def side_options(folder: Path, workers: int) -> dict[str, Any]:
 
 
 def compare_sides(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> list[Row]:
-    """Return our cost of an example over that of each other side, for the names of `only`."""
-    options, ours = side_options(folder, workers), sys.executable
+    """Return our cost per example over that of each other side, for the datasets in `only`."""
+    options, python = side_options(folder, workers), sys.executable
     other_sides = {
         "torch's DataLoader": Reader(
             str(environments.find_python("torch")), "torch", options, torchvision_env()
         ),
-        "grain's DataLoader": Reader(ours, "grain", options, {}),
+        "grain's DataLoader": Reader(python, "grain", options, {}),
     }
-    mine = Reader(ours, "ours", options, {})
+    ours = Reader(python, "ours", options, {})
     log_progress(
-        f"feeding: {mine.versions}; " + "; ".join(side.versions for side in other_sides.values())
+        f"feeding: {ours.versions}; " + "; ".join(side.versions for side in other_sides.values())
     )
     costs: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
     for seed in range(1 + rounds):
         for name, other in other_sides.items():
-            measured: dict[str, Cost] = {}
-            for dataset in (side for side in only if side not in TORCH_ALONE or "torch" in name):
-                their_dataset = THEIRS.get(dataset, dataset)
-                if their_dataset not in measured:
-                    measured[their_dataset] = other.read(their_dataset, seed)
-                costs.setdefault((dataset, name), []).append(
-                    (mine.read(OURS.get(dataset, dataset), seed), measured[their_dataset])
-                )
-    for side in (mine, *other_sides.values()):
+            # Two comparisons may share a measurement of the other side.
+            their_costs: dict[str, Cost] = {}
+            for dataset in only:
+                if dataset in TORCH_ONLY and "torch" not in name:
+                    continue
+                their_dataset = THEIR_DATASETS.get(dataset, dataset)
+                if their_dataset not in their_costs:
+                    their_costs[their_dataset] = other.read(their_dataset, seed)
+                our_cost = ours.read(OUR_DATASETS.get(dataset, dataset), seed)
+                costs.setdefault((dataset, name), []).append((our_cost, their_costs[their_dataset]))
+    for side in (ours, *other_sides.values()):
         side.close()
     return [
-        ratio_row(f"{SAID[dataset]}: {name}", pairs[1:], BOUNDS.get(dataset))
+        ratio_row(f"{LABELS[dataset]}: {name}", pairs[1:], BOUNDS.get(dataset))
         for (dataset, name), pairs in costs.items()
     ]
 
@@ -141,7 +147,10 @@ def torchvision_env() -> dict[str, str]:
 
 
 def ratio_row(label: str, pairs: list[tuple[Cost, Cost]], bound: float | None) -> Row:
-    """Return the ratio of processor times. Raises SystemExit if the sides' numbers differ."""
+    """Return the ratio of processor times.
+
+    Raises SystemExit if the sides did not read equally many examples.
+    """
     counts = {cost.examples for pair in pairs for cost in pair}
     if len(counts) > 1:
         raise SystemExit(f"{label}: not as many examples: {sorted(counts)}")
@@ -152,14 +161,15 @@ def ratio_row(label: str, pairs: list[tuple[Cost, Cost]], bound: float | None) -
 
 
 def index_rows(folder: Path, count: int) -> list[Row]:
-    """Return the time to the first batch of a folder of `count` files, and its memory."""
+    """Return the time to the first batch of a folder of `count` files, and the growth of memory."""
     started_at = time.perf_counter()
     for number in range(count):
         path = folder / "photos" / f"{number % 1000:03}" / f"{number:07}.jpg"
         if number < 1000:
             path.parent.mkdir(parents=True)
             path.write_bytes(make_jpeg(number, 48, 64))
-        else:  # a thousand images, under many names
+        else:
+            # There are only a thousand images, with many hard links.
             path.hardlink_to(folder / "photos" / path.parent.name / f"{number % 1000:07}.jpg")
     log_progress(f"feeding: {count:,} files are made in {time.perf_counter() - started_at:.0f} s")
     options = {
@@ -170,30 +180,30 @@ def index_rows(folder: Path, count: int) -> list[Row]:
         "workers": 0,
     }
     variables = {"XDG_CACHE_HOME": str(folder / "cache")}
-    new = Reader(sys.executable, "ours", options, variables)
-    built = new.read("first", 0)
-    new.close()
-    side = Reader(sys.executable, "ours", options, variables)
-    first, early, late = (side.read(dataset, 0) for dataset in ("first", "some", "more"))
-    side.close()
-    grown = (
+    reader = Reader(sys.executable, "ours", options, variables)
+    uncached = reader.read("first", 0)
+    reader.close()
+    reader = Reader(sys.executable, "ours", options, variables)
+    cached, early, late = (reader.read(dataset, 0) for dataset in ("first", "some", "more"))
+    reader.close()
+    detail = (
         f"{late.resident >> 20} MiB after {late.examples:,} images, {early.resident >> 20} MiB "
         f"after {early.examples:,}"
     )
     return [
-        seconds_row(f"the first batch of {count:,} files, no index", built, None),
-        seconds_row(f"the first batch of {count:,} files, cached index", first, 10.0),
+        seconds_row(f"the first batch of {count:,} files, no index", uncached, None),
+        seconds_row(f"the first batch of {count:,} files, cached index", cached, 10.0),
         Row(
             "memory after a tenth of the images over that after a hundredth",
             late.resident / early.resident,
             1.05,
-            grown,
+            detail,
         ),
     ]
 
 
 def seconds_row(label: str, cost: Cost, bound: float | None) -> Row:
-    """Return processor seconds, which the machine's other work does not affect."""
+    """Return a row of processor seconds, which other load on the machine hardly affects."""
     return Row(
         f"seconds of the processor until {label}",
         cost.cpu_seconds,
@@ -212,7 +222,7 @@ def main() -> int:
         ("index", 0),
     ):
         parser.add_argument(f"--{key}", type=int, default=value)
-    parser.add_argument("--only", nargs="+", choices=list(SAID), default=list(SAID))
+    parser.add_argument("--only", nargs="+", choices=list(LABELS), default=list(LABELS))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if arguments.index:

@@ -1,7 +1,7 @@
-"""One side of benchmarks.feeding: a process that reads a set once per request.
+"""One side of benchmarks.feeding: a process that reads a dataset once per request.
 
-Each side imports its own libraries. The processor's seconds are those of the process and of all
-that it started, dead or alive.
+Each side imports its own libraries. Processor time is that of the process and of all processes that
+it started, including those that have ended.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from typing import Any, NamedTuple
 
 from benchmarks.side import ROOT, Process
 
-TICK = os.sysconf("SC_CLK_TCK")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# The probability of a flip, and the share of an image's area that a crop has.
 FLIP = 0.5
 AREA = (0.08, 1.0)
-Batches = Iterator[int]  # examples of each batch that is there
+# The number of examples in each batch.
+BatchSizes = Iterator[int]
 
 
 class Cost(NamedTuple):
-    """The cost of reading a set once."""
+    """The cost of reading a dataset once. `resident` is the memory afterwards, in bytes."""
 
     seconds: float
     cpu_seconds: float
     examples: int
-    resident: int  # bytes of this process afterwards
+    resident: int
 
 
 class Reader(Process):
-    """A process that reads a set on request."""
+    """A process that reads a dataset on request."""
 
     def __init__(
         self, python: str, name: str, options: Mapping[str, Any], environ: Mapping[str, str]
@@ -50,30 +52,36 @@ class Reader(Process):
         )
 
     def read(self, dataset: str, seed: int) -> Cost:
-        """Return the cost of reading a set once, in an order by the seed."""
+        """Return the cost of reading a dataset once, in the order of a seed."""
         return Cost(*self.ask(json.dumps([dataset, seed])))
 
 
 def cpu_seconds() -> float:
-    """Return processor seconds of this process (exact) and of all below it (in ticks)."""
-    me, parent_pids, parents = os.getpid(), {}, {}
+    """Return the processor seconds of this process and of all its descendants.
+
+    /proc counts in ticks, which are coarse, so the time of this process itself is read separately.
+    """
+    own_pid = os.getpid()
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        who = int(path.parent.name)
-        parents[who], parent_pids[who] = (
-            int(fields[1]),
-            sum(map(int, fields[13 if who == me else 11 : 15])),
-        )
-    total = 0
-    for who, ticks in parent_pids.items():
-        above = who
-        while above > 1 and above != me:
-            above = parents.get(above, 0)
-        total += ticks if above == me else 0
-    return time.process_time() + total / TICK
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        # utime, stime, cutime and cstime; only the last two, of ended children, for this process.
+        ticks[pid] = sum(map(int, fields[13 if pid == own_pid else 11 : 15]))
+
+    def is_descendant(pid: int) -> bool:
+        while pid > 1 and pid != own_pid:
+            pid = parents.get(pid, 0)
+        return pid == own_pid
+
+    return (
+        time.process_time() + sum(ticks[pid] for pid in ticks if is_descendant(pid)) / TICKS_PER_S
+    )
 
 
 def resident_bytes() -> int:
@@ -81,16 +89,19 @@ def resident_bytes() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def serve_reads(versions: str, read: Callable[[str, int], Batches]) -> None:
-    """Read what each line on stdin requests."""
+def serve_reads(versions: str, read: Callable[[str, int], BatchSizes]) -> None:
+    """Read a dataset for each line on stdin, and print the cost."""
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps(versions), file=answers, flush=True)
     for line in sys.stdin:
         dataset, seed = json.loads(line)
-        started_at, began_cpu = time.perf_counter(), cpu_seconds()
+        started_at, cpu_started_at = time.perf_counter(), cpu_seconds()
         examples = sum(read(dataset, seed))
         cost = Cost(
-            time.perf_counter() - started_at, cpu_seconds() - began_cpu, examples, resident_bytes()
+            time.perf_counter() - started_at,
+            cpu_seconds() - cpu_started_at,
+            examples,
+            resident_bytes(),
         )
         print(json.dumps(cost), file=answers, flush=True)
 
@@ -98,8 +109,8 @@ def serve_reads(versions: str, read: Callable[[str, int], Batches]) -> None:
 # --- the sides ------------------------------------------------------------------------------------
 
 
-def jaxlaunch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
-    """Return our version and the reader of a run's own pipeline."""
+def jaxlaunch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], BatchSizes]]:
+    """Return our version, and a reader with the pipeline of a run."""
     from importlib.metadata import version
 
     from jaxlaunch.trainer.data.pipeline import Pipeline
@@ -126,7 +137,7 @@ def jaxlaunch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int]
     }
     shares = {"first": 0.0, "some": 0.01, "more": 0.1}
 
-    def read_batches(dataset: str, seed: int) -> Batches:
+    def read_batches(dataset: str, seed: int) -> BatchSizes:
         task = Classify()
         source_name = "images" if dataset in shares else dataset
         spec = TrainSpec.model_validate(
@@ -147,31 +158,31 @@ def jaxlaunch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int]
             threads=threads,
         )
         steps = max(1, int(len(source) // batch * shares.get(dataset, 1.0)))
-        for made in pipeline.iterate([range(step, step + 1) for step in range(steps)]):
-            yield len(made["label"])
+        for batch_arrays in pipeline.iterate([range(step, step + 1) for step in range(steps)]):
+            yield len(batch_arrays["label"])
 
     return f"jaxlaunch {version('jaxlaunch')}", read_batches
 
 
-def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
-    """Return torch's version and the reader of its DataLoader with torchvision's transforms."""
+def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], BatchSizes]]:
+    """Return torch's version, and a reader with its DataLoader and torchvision's transforms."""
     import numpy as np
     import torch
     import torchvision
     from torchvision.transforms import v2
 
     torch.set_num_threads(1)
-    cut = v2.RandomResizedCrop(options["size"], scale=AREA, antialias=True)
-    change = v2.Compose([cut, v2.RandomHorizontalFlip(FLIP), v2.PILToTensor()])
+    crop = v2.RandomResizedCrop(options["size"], scale=AREA, antialias=True)
+    transform = v2.Compose([crop, v2.RandomHorizontalFlip(FLIP), v2.PILToTensor()])
     with np.load(f"{options['folder']}/table.npz") as table:
         rows = torch.utils.data.TensorDataset(
             torch.from_numpy(table["x"]), torch.from_numpy(table["y"])
         )
-    images = torchvision.datasets.ImageFolder(f"{options['folder']}/photos", change)
+    images = torchvision.datasets.ImageFolder(f"{options['folder']}/photos", transform)
 
     def make_loader(dataset: Any, batch: int) -> Any:
         workers = options["workers"]
-        draws = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         return torch.utils.data.DataLoader(
             dataset,
             batch,
@@ -179,7 +190,7 @@ def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
             drop_last=True,
             num_workers=workers,
             persistent_workers=workers > 0,
-            generator=draws,
+            generator=generator,
         )
 
     order = torch.utils.data.RandomSampler(rows, generator=torch.Generator().manual_seed(0))
@@ -192,7 +203,7 @@ def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
         ),
     }
 
-    def read_batches(dataset: str, seed: int) -> Batches:
+    def read_batches(dataset: str, seed: int) -> BatchSizes:
         for _, label in loaders[dataset]:
             yield len(label)
 
@@ -200,7 +211,7 @@ def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
 
 
 class _Files:
-    """Paths and labels of the folders by class."""
+    """Paths and labels of the images in folders by class."""
 
     def __init__(self, folder: str) -> None:
         classes = sorted(pathlib.Path(folder, "photos").iterdir())
@@ -218,7 +229,7 @@ class _Files:
 
 
 class _Rows:
-    """Rows of the table."""
+    """Examples of the rows of the table."""
 
     def __init__(self, folder: str) -> None:
         import numpy as np
@@ -233,8 +244,8 @@ class _Rows:
         return {"image": self._x[number], "label": self._y[number]}
 
 
-def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
-    """Return grain's version and the reader of its DataLoader with images by PIL."""
+def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], BatchSizes]]:
+    """Return grain's version, and a reader with its DataLoader that decodes images with PIL."""
     import grain
     import numpy as np
     from absl import flags
@@ -245,27 +256,27 @@ def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
     flags.FLAGS(["feeding"])
     size = options["size"]
 
-    class Cut(grain.transforms.RandomMap):
-        """A random-resized crop and a flip."""
+    class CropAndFlip(grain.transforms.RandomMap):
+        """A random-resized crop and a random flip."""
 
         def random_map(self, element: tuple[str, int], rng: Any) -> dict[str, Any]:
-            """Return the example of a path."""
+            """Return the example for a path and its label."""
             path, label = element
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
-            top, left, high, wide = augment.random_box(
+            top, left, height, width = augment.random_box(
                 (image.height, image.width), AREA, (3 / 4, 4 / 3), rng
             )
-            box = (left, top, left + wide, top + high)
+            box = (left, top, left + width, top + height)
             image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
             if rng.random() < FLIP:
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             return {"image": np.asarray(image), "label": label}
 
-    def read_batches(dataset: str, seed: int) -> Batches:
+    def read_batches(dataset: str, seed: int) -> BatchSizes:
         source: Any = (_Files if dataset == "images" else _Rows)(options["folder"])
         batch = options["batch" if dataset == "images" else "table_batch"]
-        steps = [Cut()] if dataset == "images" else []
+        steps = [CropAndFlip()] if dataset == "images" else []
         sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)
         loader = grain.DataLoader(
             data_source=source,
@@ -276,8 +287,8 @@ def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
                 num_threads=max(1, options["workers"]), prefetch_buffer_size=2 * batch
             ),
         )
-        for made in loader:
-            yield len(made["label"])
+        for examples in loader:
+            yield len(examples["label"])
 
     return f"grain {grain.__version__}", read_batches
 

@@ -1,9 +1,9 @@
 """Goodput of a run under SIGKILLs: `python -m benchmarks.goodput --minutes 15 --every 60 --seed 0`.
 
-A small decoder on 2 processes × 2 devices, whose ranks and agents are killed at random, one in so
-many seconds. Twice: with the compilation cache that a job has by default, and without one. Goodput
-is the share of the run's seconds that was stepping and was kept, by the run's own record. Each run
-has an empty cache folder at its start.
+A small decoder is trained on 2 processes × 2 devices. Every `--every` seconds a random rank or
+agent is killed. Goodput is the share of the run's time that was spent on steps which were not lost,
+according to its summary. It is measured twice: with the compilation cache that a job has by
+default, which is empty at the start, and without a cache.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from jaxlaunch import contract
 from tests.gang.runs import USUAL_COMPILES, Running, make_job, read_environ, user_cache_env
 
 TEXT = pathlib.Path(__file__).parents[1] / "docs" / "*.md"
-AGENTS = 0.25  # share of the kills that are of an agent, by which all processes are made again
-WAIT_S = 300.0  # for the end of a run that was stopped
+# The share of kills that hit an agent, after which all processes start again.
+AGENT_SHARE = 0.25
+# How long to wait for the end of the run after SIGTERM.
+WAIT_S = 300.0
 
 
 def make_document(compile_cache: str | None) -> dict[str, Any]:
@@ -41,35 +43,39 @@ def make_document(compile_cache: str | None) -> dict[str, Any]:
     return make_job(train, hosts=2, per_host=2, restarts=restarts)
 
 
-def choose_victim(running: Running, choices: random.Random) -> tuple[str, int] | None:
-    """Return the process to kill, a rank's or an agent, by name and pid; None if there is none."""
+def choose_victim(running: Running, rng: random.Random) -> tuple[str, int] | None:
+    """Return the name and pid of a random rank or agent, or None if there is none at the moment."""
     agents, environs = running.agent_pids(), {pid: read_environ(pid) for pid in running.pids()}
     ranks = {
-        int(has[contract.PROCESS_ID]): pid
-        for pid, has in environs.items()
-        if contract.COORDINATOR in has
+        int(environ[contract.PROCESS_ID]): pid
+        for pid, environ in environs.items()
+        if contract.COORDINATOR in environ
     }
-    kind, candidates = ("agent", agents) if choices.random() < AGENTS else ("rank", ranks)
+    kind, candidates = ("agent", agents) if rng.random() < AGENT_SHARE else ("rank", ranks)
     if not candidates:
         return None
-    number = choices.choice(sorted(candidates))
+    number = rng.choice(sorted(candidates))
     return f"{kind} {number}", candidates[number]
 
 
 def measure_goodput(
     folder: pathlib.Path, compile_cache: str | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the summary of one run. Three sets of pods without a saved step end it early."""
-    choices = random.Random(options.seed)
+    """Return the summary of one run and its number of kills.
+
+    The launcher may end the run early, after three sets of pods without a saved step.
+    """
+    rng = random.Random(options.seed)
     env = {**USUAL_COMPILES, **user_cache_env(folder / "cache")}
     end, kills = time.monotonic() + 60 * options.minutes, 0
     with Running(folder, make_document(compile_cache), env=env) as running:
-        due = time.monotonic() + options.every
-        while (current_time := time.monotonic()) < end and running.process.poll() is None:
-            if current_time >= due and (chosen := choose_victim(running, choices)):
-                os.kill(chosen[1], signal.SIGKILL)
-                kills, due = kills + 1, due + options.every
-                log_progress(f"goodput: kill {kills}, {chosen[0]}")
+        next_kill_at = time.monotonic() + options.every
+        while (now := time.monotonic()) < end and running.process.poll() is None:
+            if now >= next_kill_at and (victim := choose_victim(running, rng)):
+                name, pid = victim
+                os.kill(pid, signal.SIGKILL)
+                kills, next_kill_at = kills + 1, next_kill_at + options.every
+                log_progress(f"goodput: kill {kills}, {name}")
             time.sleep(0.2)
         if running.process.poll() is None:
             running.signal(signal.SIGTERM)
@@ -77,16 +83,16 @@ def measure_goodput(
 
 
 def goodput_row(label: str, summary: dict[str, Any]) -> Row:
-    """Return the share of the seconds for steps that were kept, and that of the others."""
+    """Return the goodput of a run, with the seconds of each phase."""
     seconds = summary["goodput"]["seconds"]
     total = sum(seconds.values())
-    other_seconds = sorted(
-        (cause for cause in seconds if seconds[cause] >= 0.5), key=seconds.__getitem__, reverse=True
+    phases = sorted(
+        (phase for phase in seconds if seconds[phase] >= 0.5), key=seconds.__getitem__, reverse=True
     )
-    spent = ", ".join(f"{cause} {seconds[cause]:.0f}" for cause in other_seconds)
+    phase_seconds = ", ".join(f"{phase} {seconds[phase]:.0f}" for phase in phases)
     detail = (
         f"step {summary['step']} after {total:.0f} s and {summary['kills']} kills "
-        f"({summary['status']}): {spent}"
+        f"({summary['status']}): {phase_seconds}"
     )
     return Row(label, seconds.get("step", 0.0) / total, None, detail)
 

@@ -1,13 +1,14 @@
-"""Training speed on one accelerator: ViT-B/16 in images/s, a decoder of 1 B in tokens/s.
+"""Training speed on one accelerator: ViT-B/16 in images/s, a decoder of 1.3 B in tokens/s.
 
     python -m benchmarks.gpu [--python PYTHON] [--small]
 
-bf16 and AdamW; one batch that stays on the device, synthetic batches, and batches that the
-trainer's own pipeline reads from a file. With the interpreter of an environment that has others'
-models of the same sizes, those are measured too: PyTorch's with SDPA and bf16 autocast, compiled
-and eager, and Flax's ViT under a plain jitted step. Each is a process of its own, ours in the
-environment that the launcher gives a train block. `--small` runs the same code at sizes for a CPU.
-What our steps are made of goes to stderr.
+All models train in bf16 with AdamW. Ours is measured with one batch that stays on the device, with
+synthetic batches, and with batches that the trainer's pipeline reads from a file. `--python` names
+the interpreter of an environment with other implementations of the same sizes, which are then
+measured too: PyTorch's with SDPA and bf16 autocast, compiled and eager, and Flax's ViT with a plain
+jitted step. Each runs in its own process, ours with the environment variables that the launcher
+sets for a train block. `--small` runs the same code with sizes for a CPU. A breakdown of our steps
+is printed on stderr.
 """
 
 from __future__ import annotations
@@ -43,14 +44,24 @@ SMALL_DECODER = DECODER | {
 
 
 class Model(NamedTuple):
-    """What is measured on a GPU, and on a CPU."""
+    """A model to measure.
 
-    what: str
+    Attributes:
+        label: Name of the model and unit of its speed.
+        sizes: Sizes of the model.
+        batch: Number of rows in a batch.
+        small_sizes: Sizes for a CPU.
+        small_batch: Number of rows in a batch on a CPU.
+        floor: Smallest acceptable speed on an H200, per second.
+        goal: Speed that we would like to reach on an H200, per second.
+    """
+
+    label: str
     sizes: dict[str, Any]
     batch: int
-    small: dict[str, Any]
-    few: int  # a batch on a CPU
-    floor: float  # a second, on an H200
+    small_sizes: dict[str, Any]
+    small_batch: int
+    floor: float
     goal: float
 
 
@@ -59,7 +70,7 @@ MODELS: Mapping[str, Model] = {
     "decoder": Model("decoder of 1.3 B, tokens/s", DECODER, 16, SMALL_DECODER, 2, 45_500, 52_000),
 }
 H200 = "NVIDIA H200"
-# Name -> module, its arguments, and the kinds of model it has.
+# Name -> module, its further options, and the kinds of models that it has.
 OTHERS: Mapping[str, tuple[str, dict[str, Any], Sequence[str]]] = {
     "PyTorch compile": ("benchmarks.gpu_torch", {"compile": True}, ("vit", "decoder")),
     "PyTorch eager": ("benchmarks.gpu_torch", {"compile": False}, ("vit", "decoder")),
@@ -68,9 +79,9 @@ OTHERS: Mapping[str, tuple[str, dict[str, Any], Sequence[str]]] = {
 
 
 def model_rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
-    """Return the speed of one kind of model by its batches' source, and ratios to others'."""
+    """Return the speed of a kind of model for each source of batches, and ratios to the others."""
     model = MODELS[kind]
-    sizes, batch = (model.small, model.few) if small else (model.sizes, model.batch)
+    sizes, batch = (model.small_sizes, model.small_batch) if small else (model.sizes, model.batch)
     options = {"kind": kind, "batch": batch, "small": small, **OPTIMIZER, **sizes}
     ours = side.run_alone(
         sys.executable, "benchmarks.gpu_ours", options, {} if small else TRAINER_VARIABLES["cuda"]
@@ -82,37 +93,32 @@ def model_rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
         for name, (module, extra, kinds) in OTHERS.items()
         if python is not None and kind in kinds
     }
-    pieces = batch * sizes.get("length", 1)  # of a step: what is counted
+    # The images or tokens of a step.
+    items = batch * sizes.get("length", 1)
     result_rows = []
-    for path, seconds in ours["seconds"].items():
-        label, speed = f"{model.what}, {path}", pieces / seconds
-        used = (
+    for batches, seconds in ours["seconds"].items():
+        label, speed = f"{model.label}, {batches}", items / seconds
+        utilization = (
             "MFU not known"
             if ours["peak"] is None
             else f"MFU {ours['flops'] / seconds / ours['peak']:.1%}"
         )
-        result_rows.append(
-            Row(
-                label,
-                None,
-                None,
-                f"{speed:,.0f} a second, {format_ms(seconds)} a step of batch {batch}, {used}",
-            )
-        )
-        for name, its in other_sides.items():
-            if its is not None:
-                its_rate = f"{pieces / its:,.0f} a second"
-                against = f"{format_ms(seconds)} over {format_ms(its)}, which is {its_rate}"
-                result_rows.append(Row(f"{label}, over {name}", seconds / its, None, against))
+        detail = f"{speed:,.0f} a second, {format_ms(seconds)} a step of batch {batch}"
+        result_rows.append(Row(label, None, None, f"{detail}, {utilization}"))
+        for name, other_s in other_sides.items():
+            if other_s is not None:
+                other_speed = f"{items / other_s:,.0f} a second"
+                detail = f"{format_ms(seconds)} over {format_ms(other_s)}, which is {other_speed}"
+                result_rows.append(Row(f"{label}, over {name}", seconds / other_s, None, detail))
     if ours["device"] == H200:
         result_rows += bound_rows(
-            model, result_rows[0].what, pieces / next(iter(ours["seconds"].values()))
+            model, result_rows[0].what, items / next(iter(ours["seconds"].values()))
         )
     return result_rows
 
 
 def bound_rows(model: Model, label: str, speed: float) -> list[Row]:
-    """Return rows that compare the speed on an H200 with its floor and its goal."""
+    """Return the floor and the goal of an H200 over the measured speed."""
     return [
         Row(
             f"the floor of {model.floor:,.0f} over {label}",

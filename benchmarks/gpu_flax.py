@@ -22,7 +22,8 @@ def main() -> None:
         hidden_size=sizes["width"],
         num_attention_heads=sizes["heads"],
         intermediate_size=4 * sizes["width"],
-        image_size=sizes["image"][0],  # one number: its Flax model knows only squares
+        # The Flax model only supports square images, and takes one number.
+        image_size=sizes["image"][0],
         patch_size=sizes["patch"],
         num_labels=sizes["classes"],
     )

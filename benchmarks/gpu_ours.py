@@ -1,4 +1,4 @@
-"""Our side of benchmarks.gpu: what steps take and what they are made of, on stdout and stderr."""
+"""Our side of benchmarks.gpu: step times as JSON on stdout, and a breakdown of a step on stderr."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from jaxlaunch.trainer.spec import CLASSIFY, LM, TASKS, ArrayRecord, Profile, Tr
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.user_code import load_object
 
-OURS = ("kind", "batch", "small", "lr", "clip")  # the options other than the model's sizes
-FIRST, TRACED = 3, 5  # steps of the trace
+# The options that are not sizes of the model.
+OTHER_OPTIONS = ("kind", "batch", "small", "lr", "clip")
+# The first traced step, and the number of traced steps.
+FIRST, TRACED = 3, 5
 FILE = "examples.array_record"
 
 
@@ -37,10 +39,8 @@ class Speed:
     """Our train step on this machine's first device."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        kind, sizes = (
-            options["kind"],
-            {key: value for key, value in options.items() if key not in OURS},
-        )
+        kind = options["kind"]
+        sizes = {key: value for key, value in options.items() if key not in OTHER_OPTIONS}
         shape = {"shape": [*sizes["image"], 3]} if kind == "vit" else {}
         spec = TrainSpec.model_validate(
             {
@@ -62,8 +62,8 @@ class Speed:
         assert source is not None, "synthetic data has training examples"
         self.spec, self.task, self.source = spec, task, source
         self.step = Step(task, spec, mesh.build_mesh(spec.mesh, jax.devices()[:1]), 1000)
-        self.first = self.step.put_batch(self.pipeline(source).read_batch(0))
-        self.step.compile_train(self.first)
+        self.first_batch = self.step.put_batch(self.pipeline(source).read_batch(0))
+        self.step.compile_train(self.first_batch)
 
     def pipeline(self, source: Source) -> Pipeline:
         """Return the pipeline that the trainer would build."""
@@ -78,7 +78,7 @@ class Speed:
             threads=self.spec.data.threads,
         )
 
-    def seconds(self, batches: Iterator[Any]) -> float:
+    def median_step_s(self, batches: Iterator[Any]) -> float:
         """Return the median seconds of a step on these batches."""
         state = self.step.init_state()
 
@@ -89,24 +89,27 @@ class Speed:
 
         return side.median_step_s(launch, jax.block_until_ready)
 
-    def by_path(self, folder: Path) -> dict[str, float]:
-        """Return the seconds of a step by its batches' source; the file is in the page cache."""
+    def measure_sources(self, folder: Path) -> dict[str, float]:
+        """Return the seconds of a step for each source of batches.
+
+        The file has just been written, so it is read from the page cache.
+        """
         records.write(folder / FILE, map(self.source.__getitem__, range(len(self.source))))
-        written = array_record.open_source(
+        file_source = array_record.open_source(
             ArrayRecord(source="array_record", path=str(folder / FILE)), "train"
         )
-        assert written is not None, "no part of it is held out"
+        assert file_source is not None, "no part of it is held out"
         return {
-            "a batch on the device": self.seconds(repeat(self.first)),
-            "batches that are made up": self.seconds(self._batches(self.source)),
-            "batches from a file": self.seconds(self._batches(written)),
+            "a batch on the device": self.median_step_s(repeat(self.first_batch)),
+            "batches that are made up": self.median_step_s(self._batches(self.source)),
+            "batches from a file": self.median_step_s(self._batches(file_source)),
         }
 
     def _batches(self, source: Source) -> Iterator[Any]:
         spans = [range(step, step + 1) for step in range(1 + side.WARM + side.STEPS)]
         return iter(self.pipeline(source).iterate(spans, self.step.put_batch))
 
-    def explain(self, folder: Path) -> None:
+    def print_breakdown(self, folder: Path) -> None:
         """Print the breakdown of a step on stderr."""
         state = self.step.init_state()
         profiler = Profiler(
@@ -121,20 +124,20 @@ class Speed:
         with contextlib.redirect_stdout(sys.stderr):
             for step in range(FIRST + TRACED):
                 profiler.before_step(step)
-                state, _ = self.step.train(state, self.first)
+                state, _ = self.step.train(state, self.first_batch)
             profiler.finish_trace(FIRST + TRACED)
 
 
 def main() -> None:
     speed = Speed(json.loads(sys.argv[1]))
     with tempfile.TemporaryDirectory() as folder:
-        seconds = speed.by_path(Path(folder))
-        speed.explain(Path(folder))
+        seconds = speed.measure_sources(Path(folder))
+        speed.print_breakdown(Path(folder))
     device = jax.devices()[0]
     answer = {
         "device": device.device_kind,
         "peak": flops.peak_flops([device]),
-        "flops": speed.step.count_flops(speed.first),
+        "flops": speed.step.count_flops(speed.first_batch),
     }
     print(json.dumps(answer | {"seconds": seconds}))
 

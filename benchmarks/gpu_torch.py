@@ -1,4 +1,4 @@
-"""Print the median step time of a transformers model under SDPA and bf16 autocast."""
+"""Print the median step time of a transformers model with SDPA and bf16 autocast."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import transformers
 from benchmarks import side
 
 
-def model_of(sizes: dict[str, Any]) -> torch.nn.Module:
-    same = {
+def build_model(sizes: dict[str, Any]) -> torch.nn.Module:
+    shared_sizes = {
         "num_hidden_layers": sizes["layers"],
         "hidden_size": sizes["width"],
         "num_attention_heads": sizes["heads"],
@@ -21,7 +21,7 @@ def model_of(sizes: dict[str, Any]) -> torch.nn.Module:
     }
     if sizes["kind"] == "vit":
         config = transformers.ViTConfig(
-            **same,
+            **shared_sizes,
             intermediate_size=4 * sizes["width"],
             image_size=sizes["image"],
             patch_size=sizes["patch"],
@@ -29,7 +29,7 @@ def model_of(sizes: dict[str, Any]) -> torch.nn.Module:
         )
         return transformers.ViTForImageClassification(config)
     config = transformers.LlamaConfig(
-        **same,
+        **shared_sizes,
         intermediate_size=sizes["hidden"],
         vocab_size=sizes["vocab"],
         max_position_embeddings=sizes["length"],
@@ -38,7 +38,7 @@ def model_of(sizes: dict[str, Any]) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-def batch_of(sizes: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
+def make_batch(sizes: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
     rows = sizes["batch"]
     if sizes["kind"] == "vit":
         images = torch.randn(rows, 3, *sizes["image"], device=device)
@@ -53,11 +53,11 @@ def batch_of(sizes: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
 def main() -> None:
     sizes = json.loads(sys.argv[1])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = model_of(sizes).to(device).train()
+    model = build_model(sizes).to(device).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=sizes["lr"], weight_decay=0.0, fused=device == "cuda"
     )
-    forward, batch = torch.compile(model) if sizes["compile"] else model, batch_of(sizes, device)
+    forward, batch = torch.compile(model) if sizes["compile"] else model, make_batch(sizes, device)
 
     def launch_step() -> torch.Tensor:
         optimizer.zero_grad()

@@ -1,11 +1,11 @@
-"""The cost of thousands of hosts for host 0's agent: CPU, memory, and the delay of a verdict.
+"""The cost of thousands of hosts for the leading agent: CPU, memory, and the delay of a verdict.
 
-`python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]`. The leader is the product's, started
-as in a pod. The other hosts are made up: a few processes hold a connection for each, and speak the
-product's protocol over loopback. They dial as agents do: one that the leader turns away, or does
-not answer, connects again. Every host beats once in launcher/agent/io/link.py's BEAT_S, as agents
-do, and every rank is a step further in each beat. Then one rank raises; every host answers the
-verdict with the end of each of its processes, as agents do.
+`python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]` starts the real leader as in a pod.
+The other hosts are simulated: a few processes have one connection per host, and use the agents'
+protocol over loopback. They dial as agents do, and retry if the leader closes a connection or does
+not answer. Every host sends a heartbeat every HEARTBEAT_S of launcher/agent/io/link.py, with a new
+step for each rank. Then one rank raises an exception, and every host answers the verdict by
+reporting the end of each of its processes.
 """
 
 from __future__ import annotations
@@ -42,80 +42,83 @@ from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S, Link, Message, choose_free_port
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
 
-SIZES = ((1_000, 8), (2_500, 8), (4_000, 1))  # the share of a core has a bound at the first alone
-MOST_SHARE, MOST_S, MOST_MB = 0.10, 1.0, 200
-FAKES = 2  # processes that hold the made-up hosts
-WARM_S, RETRY_S = 2.0, 0.1
-DEATH_S = (
-    0.2,
-    1.0,
-)  # what the processes of a host take to end; a real host's are not on this machine
-CONNECTS = 64  # at once, by each of these processes
+# Hosts and ranks per host. The share of a core only has a bound for the first size.
+SIZES = ((1_000, 8), (2_500, 8), (4_000, 1))
+# Bounds of the leader's share of a core, of the seconds until all have the verdict, and of memory.
+MAX_SHARE, MAX_VERDICT_S, MAX_MB = 0.10, 1.0, 200
+# The number of processes that simulate hosts.
+FAKES = 2
+WARMUP_S, RETRY_S = 2.0, 0.1
+# The shortest and the longest time that the processes of a host take to end.
+EXIT_S = (0.2, 1.0)
+# The number of connections that each of these processes opens at a time.
+CONNECTS = 64
 OUTPUT = "the last lines of a program that was killed\n" * 40
 
 
 class FakeHost:
-    """A fake host: its connection, its ranks, and when it got the verdict."""
+    """A simulated host: its connection, its ranks, and when it received the verdict."""
 
-    def __init__(self, fakes: Fakes, place: Config, hello: Hello, ranks: range) -> None:
-        self._fakes, self._place, self._hello, self._ranks = fakes, place, hello, ranks
+    def __init__(self, fakes: Fakes, config: Config, hello: Hello, ranks: range) -> None:
+        self._fakes, self._config, self._hello, self._ranks = fakes, config, hello, ranks
         self._dialer = Dialer(
-            fakes.loop, place.leader_address, say=lambda text: None, on_connected=self._connected
+            fakes.loop, config.leader_address, say=lambda text: None, on_connected=self._connected
         )
         self._status = Status(phase="init", jax="0.10.2")
         self._changes = StatusChanges()
         self._attempt = 0
-        self.judged_at: float | None = None
+        self.verdict_at: float | None = None
 
     def dial(self) -> None:
-        """Connect, and retry as an agent does until the leader answers."""
+        """Connect to the leader, and retry as an agent does until it answers."""
         self._dialer.dial()
 
     def raise_error(self) -> None:
         """Report an exception of the first rank."""
         error = {"type": "ValueError", "message": "boom", "traceback": "Traceback", "code": None}
-        self._event(EventKind.ERROR, self._ranks[0], error=error)
+        self._send_event(EventKind.ERROR, self._ranks[0], error=error)
 
-    def end(self) -> None:
-        """Report the end of its processes, which takes a while."""
-        self._fakes.loop.call_later(random.uniform(*DEATH_S), self._end)
+    def end_processes(self) -> None:
+        """Report the end of its processes after a while."""
+        self._fakes.loop.call_later(random.uniform(*EXIT_S), self._report_ends)
 
     def _connected(self, sock: socket.socket) -> None:
         try:
-            link = self._link = Link(self._fakes.loop, sock, self._message, self._lost)
-        except OSError:  # the leader closed meanwhile
+            link = self._link = Link(self._fakes.loop, sock, self._on_message, self._on_lost)
+        except OSError:
+            # The leader has closed the connection in the meantime.
             sock.close()
             self._dialer.dial(RETRY_S)
             return
-        self._side = HostHandshake(self._place.handshake_key)
-        self._unanswered = self._fakes.loop.call_later(
-            CHALLENGE_TIMEOUT_S, lambda: self._lost(link, "no challenge")
+        self._handshake = HostHandshake(self._config.handshake_key)
+        self._challenge_timer = self._fakes.loop.call_later(
+            CHALLENGE_TIMEOUT_S, lambda: self._on_lost(link, "no challenge")
         )
 
-    def _message(self, link: Link, message: Message) -> None:
+    def _on_message(self, link: Link, message: Message) -> None:
         kind = message["type"]
-        self._unanswered.cancel()
+        self._challenge_timer.cancel()
         if kind == "challenge":
-            link.send("hello", **self._side.answer_challenge(message, self._hello.to_wire()))
+            link.send("hello", **self._handshake.answer_challenge(message, self._hello.to_wire()))
         elif kind == "welcome":
-            link.epoch = self._side.open_answer(message)["epoch"]
-            self._fakes.loop.call_later(random.uniform(0.0, HEARTBEAT_S), self._beat)
+            link.epoch = self._handshake.open_answer(message)["epoch"]
+            self._fakes.loop.call_later(random.uniform(0.0, HEARTBEAT_S), self._send_beat)
         elif kind == "start":
             self._attempt = message["attempt"]
             self._status = dataclasses.replace(self._status, phase="step", step=0)
-            self._fakes.started()
+            self._fakes.count_start()
         elif kind == "verdict":
-            self.judged_at = time.monotonic()
-            self._fakes.judged()
+            self.verdict_at = time.monotonic()
+            self._fakes.count_verdict()
         elif kind == "leave":
             link.close()
-            self._fakes.left()
+            self._fakes.count_exit()
 
-    def _lost(self, link: Link, reason: str) -> None:
-        self._unanswered.cancel()
-        # Once all have ended, the leader gives up a host that does not read for long.
-        if self.judged_at is not None:
-            self._fakes.left()
+    def _on_lost(self, link: Link, reason: str) -> None:
+        self._challenge_timer.cancel()
+        # When all processes have ended, the leader closes a connection that is not read for long.
+        if self.verdict_at is not None:
+            self._fakes.count_exit()
             return
         if link.epoch is not None:
             raise SystemExit(f"{self._hello.description} lost the leader: {reason}")
@@ -123,49 +126,53 @@ class FakeHost:
         self._fakes.turned_away += 1
         self._dialer.dial(RETRY_REFUSED_S)
 
-    def _beat(self) -> None:
-        if self._link.is_open and not self._fakes.has_judged:
-            self._fakes.loop.call_later(HEARTBEAT_S, self._beat)
+    def _send_beat(self) -> None:
+        if self._link.is_open and not self._fakes.has_verdict:
+            self._fakes.loop.call_later(HEARTBEAT_S, self._send_beat)
             self._status = dataclasses.replace(
                 self._status, step=(self._status.step or 0) + 1, stepped=True
             )
-            self._report()
+            self._send_statuses()
 
-    def _report(self) -> None:
+    def _send_statuses(self) -> None:
         changes = self._changes.take_changes(dict.fromkeys(self._ranks, self._status))
         self._link.send("beat", attempt=self._attempt, ranks=changes, metrics=None)
         self._fakes.beats += 1
 
-    def _end(self) -> None:
+    def _report_ends(self) -> None:
         self._status = dataclasses.replace(self._status, exit=-9)
         for rank in self._ranks:
-            self._report()
-            self._event(EventKind.EXIT, rank, exit=-9, oom=False, text=OUTPUT)
+            self._send_statuses()
+            self._send_event(EventKind.EXIT, rank, exit=-9, oom=False, text=OUTPUT)
         self._link.send("gone", attempt=self._attempt)
 
-    def _event(self, kind: EventKind, rank: int, **fields: Any) -> None:
+    def _send_event(self, kind: EventKind, rank: int, **fields: Any) -> None:
         event = {"attempt": self._attempt, "rank": rank, "status": self._status.to_wire()}
         self._link.send("event", kind=kind.value, **event, **fields)
 
 
 class Fakes:
-    """The fake hosts of one process. On "fail" from stdin, the first rank of all raises."""
+    """The simulated hosts of one process.
+
+    The parent sends words on stdin: "fail" lets the first rank raise an exception, and "count" asks
+    for the number of heartbeats.
+    """
 
     def __init__(self, hosts: range) -> None:
         self.loop = Loop()
         self.beats = self.turned_away = 0
-        self._place = config.read_config(os.environ)
-        self._started = 0
-        self._judged = 0
-        self._left = 0
+        self._config = config.read_config(os.environ)
+        self._starts = 0
+        self._verdicts = 0
+        self._exits = 0
         self._dialed_at = 0.0
         self._failed_at: float | None = None
         resources.allow_connections(len(hosts))
-        hello, members = Hello.from_config(self._place, 9400), self._place.members
+        hello, members = Hello.from_config(self._config, 9400), self._config.members
         self._hosts = [
             FakeHost(
                 self,
-                self._place,
+                self._config,
                 dataclasses.replace(hello, host=host, pod=f"pod-{host}"),
                 members.ranks_of(host),
             )
@@ -173,61 +180,63 @@ class Fakes:
         ]
 
     def run(self) -> None:
-        """Run until every host may leave, then print when each had the verdict."""
-        self._begin()
-        self.loop.watch(0, READ, lambda mask: self._told())
+        """Run until every host may exit, then print when the last one received the verdict."""
+        self._wait_for_leader()
+        self.loop.watch(0, READ, lambda mask: self._read_word())
         self.loop.run()
-        judged = [host.judged_at for host in self._hosts if host.judged_at is not None]
+        verdict_times = [host.verdict_at for host in self._hosts if host.verdict_at is not None]
         write_line(
-            failed_at=self._failed_at, judged=len(judged), judged_at=max(judged, default=None)
+            failed_at=self._failed_at,
+            verdicts=len(verdict_times),
+            verdict_at=max(verdict_times, default=None),
         )
 
-    def started(self) -> None:
-        """Record that a host was told to start."""
-        self._started += 1
-        if self._started == len(self._hosts):
+    def count_start(self) -> None:
+        """Count a host that was told to start."""
+        self._starts += 1
+        if self._starts == len(self._hosts):
             write_line(
                 dialed_at=self._dialed_at, started_at=time.monotonic(), turned_away=self.turned_away
             )
 
     @property
-    def has_judged(self) -> bool:
-        """Return whether a host has the verdict, after which none sends beats.
+    def has_verdict(self) -> bool:
+        """Whether a host has received the verdict, after which no host sends heartbeats.
 
-        The leader reads nothing until it has sent the last verdict, and making beats would keep
-        this process from reading when the verdicts came.
+        The leader reads nothing until it has sent the last verdict, and sending heartbeats would
+        delay the measurement of when verdicts arrive.
         """
-        return self._judged > 0
+        return self._verdicts > 0
 
-    def judged(self) -> None:
-        """Record that a host has the verdict. The processes end once all have it."""
-        self._judged += 1
-        if self._judged == len(self._hosts):
+    def count_verdict(self) -> None:
+        """Count a host that received the verdict. The processes end when all hosts have it."""
+        self._verdicts += 1
+        if self._verdicts == len(self._hosts):
             for host in self._hosts:
-                host.end()
+                host.end_processes()
 
-    def left(self) -> None:
-        """Record that a host may exit."""
-        self._left += 1
-        if self._left == len(self._hosts):
+    def count_exit(self) -> None:
+        """Count a host that may exit."""
+        self._exits += 1
+        if self._exits == len(self._hosts):
             self.loop.stop()
 
-    def _begin(self) -> None:
+    def _wait_for_leader(self) -> None:
         try:
-            socket.create_connection(self._place.leader_address).close()
+            socket.create_connection(self._config.leader_address).close()
         except ConnectionRefusedError:
-            self.loop.call_later(RETRY_S, self._begin)
+            self.loop.call_later(RETRY_S, self._wait_for_leader)
         else:
             self._dialed_at = time.monotonic()
-            self._dial(0)
+            self._dial_hosts(0)
 
-    def _dial(self, first: int) -> None:
+    def _dial_hosts(self, first: int) -> None:
         for host in self._hosts[first : first + CONNECTS]:
             host.dial()
         if first + CONNECTS < len(self._hosts):
-            self.loop.call_later(0.0, lambda: self._dial(first + CONNECTS))
+            self.loop.call_later(0.0, lambda: self._dial_hosts(first + CONNECTS))
 
-    def _told(self) -> None:
+    def _read_word(self) -> None:
         word = os.read(0, 100).decode().strip()
         if word == "fail":
             self._failed_at = time.monotonic()
@@ -244,22 +253,33 @@ def write_line(**fields: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """The cost of one gang."""
+class GangCost:
+    """The cost of one gang.
+
+    Attributes:
+        hosts: Number of hosts.
+        ranks: Number of ranks per host.
+        join_s: Time from the first connection of a host until all hosts were told to start.
+        turned_away: Number of connections that were closed before their host had joined.
+        share: Share of a core that the leader used.
+        beats_per_s: Number of heartbeats that the leader received per second.
+        verdict_s: Time from the exception until the last host had the verdict.
+        peak_mb: Peak memory of the leader.
+    """
 
     hosts: int
-    ranks: int  # of a host
-    join_s: float  # from the first host's connection until all were told to start
-    turned_away: int  # connections that were closed before their host had joined
-    share: float  # of a core, by the leader
-    beats_per_s: float  # that it received
-    verdict_s: float  # from the exception until the last host had the verdict
-    peak_mb: float  # of the leader's memory
+    ranks: int
+    join_s: float
+    turned_away: int
+    share: float
+    beats_per_s: float
+    verdict_s: float
+    peak_mb: float
 
     def rows(self) -> list[Row]:
         """Return the rows of the table."""
         gang = f"leader, {self.hosts:,} hosts × {self.ranks}"
-        bound = MOST_SHARE if (self.hosts, self.ranks) == SIZES[0] else None
+        bound = MAX_SHARE if (self.hosts, self.ranks) == SIZES[0] else None
         beats = (
             f"{self.beats_per_s:,.0f} beats per second, each host one per {HEARTBEAT_S:g} s "
             "(the default)"
@@ -279,38 +299,39 @@ class Measured:
             Row(
                 f"{gang}: seconds until all have the verdict",
                 self.verdict_s,
-                MOST_S,
+                MAX_VERDICT_S,
                 f"{self.verdict_s:.2f} s",
             ),
             Row(
                 f"{gang}: memory over 200 MB",
-                self.peak_mb / MOST_MB,
+                self.peak_mb / MAX_MB,
                 1.0,
                 f"{self.peak_mb:.0f} MB at its peak",
             ),
         ]
 
 
-def measure_gang(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Measured:
-    """Run one gang and watch its beats for `seconds`; its logs are in `folder`."""
+def measure_gang(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> GangCost:
+    """Run one gang, and count its heartbeats for `seconds`. Its logs are in `folder`."""
     job = AgentJob("leader", ("sleep", "86400"), processes_per_host=ranks, in_place_limit=0)
     environ = os.environ | {
         contract.LEADER: f"127.0.0.1:{choose_free_port()}",
         contract.HOSTS: str(hosts),
         contract.INDEX: "0",
         contract.UID: "benchmark",
-        contract.NODE: "node",  # as in a pod: it writes the lines for programs
+        # With the name of a node the agent behaves as in a pod and writes machine-readable lines.
+        contract.NODE: "node",
         contract.JOB: job.to_json(),
         contract.RUN_DIR: str(folder / "run"),
     }
-    with (folder / "leader.log").open("wb") as written:
+    with (folder / "leader.log").open("wb") as log:
         leader = subprocess.Popen(
             [sys.executable, "-m", "jaxlaunch.launcher.agent"],
             env=environ,
-            stdout=written,
-            stderr=written,
+            stdout=log,
+            stderr=log,
         )
-    share = [*range(1, hosts, max(1, -(-(hosts - 1) // FAKES))), hosts]
+    bounds = [*range(1, hosts, max(1, -(-(hosts - 1) // FAKES))), hosts]
     fakes = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.leader", "--fake", str(first), str(end)],
@@ -320,7 +341,7 @@ def measure_gang(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -
             stdout=subprocess.PIPE,
             text=True,
         )
-        for first, end in zip(share, share[1:], strict=False)
+        for first, end in zip(bounds, bounds[1:], strict=False)
     ]
     try:
         return _measure_gang(leader, fakes, hosts, ranks, seconds)
@@ -340,16 +361,16 @@ def _measure_gang(
     hosts: int,
     ranks: int,
     seconds: float,
-) -> Measured:
+) -> GangCost:
     starts = [_read_answer(fake) for fake in fakes]
     join_s = max(start["started_at"] for start in starts) - min(
         start["dialed_at"] for start in starts
     )
-    time.sleep(WARM_S)
+    time.sleep(WARMUP_S)
     cpu_before, beats_before, started_at = _cpu_s(leader.pid), _count_beats(fakes), time.monotonic()
     time.sleep(seconds)
-    took = time.monotonic() - started_at
-    spent, beats = _cpu_s(leader.pid) - cpu_before, _count_beats(fakes) - beats_before
+    elapsed_s = time.monotonic() - started_at
+    cpu_s, beats = _cpu_s(leader.pid) - cpu_before, _count_beats(fakes) - beats_before
     peak_mb = _peak_mb(leader.pid)
     _send_word(fakes[0], "fail")
     reports = [_read_answer(fake) for fake in fakes]
@@ -357,18 +378,21 @@ def _measure_gang(
     leader.wait()
     if (
         leader.returncode != contract.CRASH
-        or sum(start["judged"] for start in reports) != hosts - 1
+        or sum(report["verdicts"] for report in reports) != hosts - 1
     ):
         raise SystemExit(f"the leader ended with {leader.returncode}, the hosts with {reports}")
-    verdict_s = max(start["judged_at"] for start in reports) - reports[0]["failed_at"]
+    verdict_s = max(report["verdict_at"] for report in reports) - reports[0]["failed_at"]
     turned_away = sum(start["turned_away"] for start in starts)
-    return Measured(
-        hosts, ranks, join_s, turned_away, spent / took, beats / took, verdict_s, peak_mb
+    return GangCost(
+        hosts, ranks, join_s, turned_away, cpu_s / elapsed_s, beats / elapsed_s, verdict_s, peak_mb
     )
 
 
 def _peak_mb(pid: int) -> float:
-    """Return the peak memory of a process without its parent's (`ru_maxrss`); 0 if it ended."""
+    """Return the peak memory of a process, or 0 if it has ended.
+
+    `ru_maxrss` would include the memory of its parent before exec.
+    """
     match = re.search(
         r"^VmHWM:\s*(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
     )

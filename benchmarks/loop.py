@@ -1,12 +1,12 @@
-"""The training loop against the bare compiled step, in one process, interleaved.
+"""Overhead of the training loop over the bare compiled step, in one process, interleaved.
 
-The loop polls a `Stop` between any two steps; here a replacement takes the time, and after every
-chunk calls the same executable in a tight loop, on a state of its own. What is compared is a chunk
-with the bare one right after it.
+The loop polls a `Stop` between any two steps. This benchmark replaces it by a probe, which records
+the time of every step. After each chunk of steps the probe calls the same executable in a tight
+loop with a state of its own. Each chunk is compared with the bare one that follows it.
 
-An accelerator computes in parallel to its host. So that a CPU does too, XLA's threads get one core
-and everything else the others (`--shared`: all have all, and what the loop does takes its time from
-the step itself; reported, not bounded).
+An accelerator computes in parallel with its host. To have this on a CPU too, XLA's threads run on
+one core, and everything else runs on the others. With `--shared` all threads run on all cores, so
+that the loop competes with the step; this result has no bound.
 """
 
 from __future__ import annotations
@@ -34,41 +34,47 @@ from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import BuiltInTraining
 from jaxlaunch.trainer.user_code import load_object
 
-# Steps between two saves, how many are looked at, and the steps that feel one.
+# Steps between two saves, the number of saves, and the number of steps that a save affects.
 EVERY, SAVES, WINDOW = (100, 12, 25)
-SETTLE = 3  # steps at the start of a chunk that still feel the one before
-# Of the MLP: one is found that takes long enough.
+# Steps at the start of a chunk that the previous chunk still affects.
+SETTLE = 3
+# Widths of the MLP, of which the first one is used whose step takes long enough.
 WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072)
 
 
 class Probe:
-    """A replacement of the loop's Stop that never stops and records the time of every step."""
+    """A replacement of the loop's Stop that never stops and records the time of every step.
+
+    Attributes:
+        loop: The loop, once it exists.
+        stamps: Times between the steps of the current chunk.
+        loop_step_s: Median seconds of a step of the loop, for each chunk.
+        bare_step_s: Median seconds of a bare step, for each chunk.
+    """
 
     def __init__(self, chunk: int | None) -> None:
+        """Run `chunk` steps of the loop and then as many bare ones. With None, run no bare ones."""
         self.loop: Loop[TrainState] | None = None
-        self._chunk = chunk  # steps of the loop, then as many bare ones; None: no bare ones
         self.stamps: list[float] = []
-        self.steps: list[float] = []  # median seconds of a step of the loop, by chunk
-        self.bare: list[float] = []  # and of a bare one
+        self.loop_step_s: list[float] = []
+        self.bare_step_s: list[float] = []
+        self._chunk = chunk
         self._state: Any = None
         self._batch: Any = None
 
     def poll(self) -> bool:
-        """Return False; after a chunk of the loop's steps, run and time as many bare ones."""
+        """Record the time. After a chunk of the loop's steps, time as many bare ones."""
         if self.loop is None or not self.loop.has_stepped:
             return False
         self.stamps.append(time.perf_counter())
         if self._chunk is not None and len(self.stamps) == self._chunk + SETTLE:
-            self.steps.append(median(_step_durations(self.stamps[SETTLE:])))
-            self.bare.append(
-                median(
-                    _step_durations(self._tight(self.loop.training, self._chunk + SETTLE)[SETTLE:])
-                )
-            )
+            self.loop_step_s.append(median(_step_durations(self.stamps[SETTLE:])))
+            bare_stamps = self._run_bare_steps(self.loop.training, self._chunk + SETTLE)
+            self.bare_step_s.append(median(_step_durations(bare_stamps[SETTLE:])))
             self.stamps = []
         return False
 
-    def _tight(self, training: Training[TrainState], steps: int) -> list[float]:
+    def _run_bare_steps(self, training: Training[TrainState], steps: int) -> list[float]:
         assert isinstance(training, BuiltInTraining)
         if self._state is None:
             self._state = training.init_state()
@@ -80,7 +86,7 @@ class Probe:
 def time_bare_steps(
     step: Step, state: TrainState, batch: dict[str, jax.Array], steps: int
 ) -> tuple[TrainState, list[float]]:
-    """Time bare steps: dispatch one, wait for the previous one, and nothing else."""
+    """Time bare steps: dispatch each step, and wait for the previous one."""
     stamps: list[float] = []
     previous = None
     for _ in range(steps):
@@ -99,24 +105,24 @@ def _step_durations(stamps: list[float]) -> list[float]:
 
 @contextlib.contextmanager
 def run_context() -> Iterator[tuple[RunContext, Progress]]:
-    """Yield a run folder, a metrics socket and a progress pipe with a reader, as an agent does."""
+    """Yield what an agent provides: a run folder, a metrics socket and a progress pipe."""
     with tempfile.TemporaryDirectory() as folder:
-        end, fd = os.pipe()
-        os.set_blocking(fd, False)
-        reader = subprocess.Popen(["cat"], stdin=end, stdout=subprocess.DEVNULL)
-        os.close(end)
-        report = Progress(fd)
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        reader = subprocess.Popen(["cat"], stdin=read_fd, stdout=subprocess.DEVNULL)
+        os.close(read_fd)
+        report = Progress(write_fd)
         yield (
             RunContext(run_dir=os.path.join(folder, "run"), socket=os.path.join(folder, "socket")),
             report,
         )
         report.close()
-        os.close(fd)
+        os.close(write_fd)
         reader.wait()
 
 
-def spec_of(batch: int, width: int, **keys: Any) -> TrainSpec:
-    """Return an MLP on images that are made once, so that only the loop is measured."""
+def make_spec(batch: int, width: int, **keys: Any) -> TrainSpec:
+    """Return the spec of an MLP on synthetic images, which need no time to read."""
     model = {"kind": "mlp", "layers": 2, "width": width}
     data = {"source": "synthetic", "examples": 512, "eval_examples": 0}
     return TrainSpec.model_validate(
@@ -131,30 +137,30 @@ def spec_of(batch: int, width: int, **keys: Any) -> TrainSpec:
     )
 
 
-def width_for(batch: int, target_s: float) -> int:
-    """Return the first width whose bare step takes about `target_s` here."""
+def find_width(batch: int, target_s: float) -> int:
+    """Return the first width whose bare step takes about `target_s` on this machine."""
     for width in WIDTHS:
-        spec = spec_of(batch, width)
+        spec = make_spec(batch, width)
         step = Step(
             load_object(TASKS.get(spec.task, spec.task))(), spec, mesh.build_mesh(spec.mesh), 1
         )
         images = np.zeros((batch, 28, 28), np.uint8)
-        fed = step.put_batch(
+        arrays = step.put_batch(
             {
                 "image": images,
                 "label": np.zeros(batch, np.int32),
                 "weight": np.ones(batch, np.float32),
             }
         )
-        step.compile_train(fed)
-        _, stamps = time_bare_steps(step, step.init_state(), fed, 30)
+        step.compile_train(arrays)
+        _, stamps = time_bare_steps(step, step.init_state(), arrays, 30)
         if min(_step_durations(stamps[SETTLE:])) > 0.8 * target_s:
             return width
     return WIDTHS[-1]
 
 
 def run_training(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop[TrainState]]:
-    """Run the loop once."""
+    """Run a training with a probe."""
     probe = Probe(chunk)
     with (
         run_context() as (context, report),
@@ -172,41 +178,43 @@ def run_training(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop
 def overhead_row(
     name: str, batch: int, width: int, chunks: int, chunk: int, bound: float | None
 ) -> Row:
-    """Return the loop's median step over the bare one's."""
+    """Return the median of the loop's step time over that of the bare step."""
     probe, _ = run_training(
-        spec_of(batch, width, steps=chunks * (chunk + SETTLE) + 1, checkpoint={"every": None}),
+        make_spec(batch, width, steps=chunks * (chunk + SETTLE) + 1, checkpoint={"every": None}),
         chunk,
     )
-    ratio = median([loop / bare for loop, bare in zip(probe.steps, probe.bare, strict=True)])
+    pairs = zip(probe.loop_step_s, probe.bare_step_s, strict=True)
+    ratio = median([loop / bare for loop, bare in pairs])
     detail = (
-        f"loop {format_ms(median(probe.steps))}, bare {format_ms(median(probe.bare))}; "
-        f"median of {chunks} × {chunk} steps each"
+        f"loop {format_ms(median(probe.loop_step_s))}, "
+        f"bare {format_ms(median(probe.bare_step_s))}; median of {chunks} × {chunk} steps each"
     )
     return Row(f"loop over the bare step, {name}", ratio, bound, detail)
 
 
-def saving_row(batch: int, width: int) -> list[Row]:
-    """Return what a save adds to the following WINDOW steps, against as many before and after.
+def saving_rows(batch: int, width: int) -> list[Row]:
+    """Return the time that a save adds to the WINDOW steps after it.
 
-    The machine's own pace drifts by more in EVERY steps than a save costs, so the neighbours are
-    what is compared with; the background of a save has long ended when its window has.
+    They are compared with as many steps before and after them, because the speed of the machine
+    drifts in EVERY steps by more than the cost of a save. The background work of a save ends long
+    before its window does.
     """
     steps = EVERY * (SAVES + 2)
-    probe, loop = run_training(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
-    # took[n]: until the loop asked after n steps, the save at n steps included. The first time it
-    # asks is after one.
-    took = [0.0, 0.0, *_step_durations(probe.stamps)]
-    added, plain = [], []
-    for at in range(EVERY, EVERY * (SAVES + 1), EVERY):
-        steps_before, window, steps_after = (
-            sum(took[at + part * WINDOW : at + (part + 1) * WINDOW]) for part in (-1, 0, 1)
+    probe, loop = run_training(make_spec(batch, width, steps=steps, checkpoint={"every": EVERY}))
+    # step_s[n] is the time of step n, including the save after it. The probe is first polled after
+    # step 1, so the times of the steps 0 and 1 are not known.
+    step_s = [0.0, 0.0, *_step_durations(probe.stamps)]
+    added_s, plain_s = [], []
+    for save in range(EVERY, EVERY * (SAVES + 1), EVERY):
+        previous_s, window_s, next_s = (
+            sum(step_s[save + part * WINDOW : save + (part + 1) * WINDOW]) for part in (-1, 0, 1)
         )
-        plain.append((steps_before + steps_after) / 2 / WINDOW)
-        added.append((window - (steps_before + steps_after) / 2) / EVERY)
-    ratio = median([1 + extra / step for extra, step in zip(added, plain, strict=True)])
+        plain_s.append((previous_s + next_s) / 2 / WINDOW)
+        added_s.append((window_s - (previous_s + next_s) / 2) / EVERY)
+    ratio = median([1 + added / plain for added, plain in zip(added_s, plain_s, strict=True)])
     blocked = loop.metrics.timer.get_part("save").seconds / (SAVES + 2)
     detail = (
-        f"{format_ms(median(added))} a step on top of {format_ms(median(plain))}; "
+        f"{format_ms(median(added_s))} a step on top of {format_ms(median(plain_s))}; "
         f"median of {SAVES} saves"
     )
     return [
@@ -221,11 +229,15 @@ def saving_row(batch: int, width: int) -> list[Row]:
 
 
 def reserve_core() -> bool:
-    """Start JAX on one core and leave the others to this thread; False if there is only one."""
+    """Start JAX on one core, and move this thread to the others.
+
+    Returns False if there is only one core.
+    """
     first, *other_cores = sorted(os.sched_getaffinity(0))
     if not other_cores:
         return False
-    os.sched_setaffinity(0, {first})  # inherited by the threads that XLA starts now
+    # The threads that XLA starts now inherit this core.
+    os.sched_setaffinity(0, {first})
     jax.devices()
     os.sched_setaffinity(0, other_cores)
     return True
@@ -236,15 +248,15 @@ def main() -> None:
     if "--shared" in sys.argv[1:] or not reserve_core():
         log_progress("loop: steps of about 2 ms, cores shared")
         label = "steps of about 2 ms, cores shared"
-        emit_rows([overhead_row(label, 8, width_for(8, 0.002), 40, 50, bound=None)])
+        emit_rows([overhead_row(label, 8, find_width(8, 0.002), 40, 50, bound=None)])
         return
     log_progress("loop: steps of about 2 ms")
-    short = overhead_row("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
+    short = overhead_row("steps of about 2 ms", 8, find_width(8, 0.002), 40, 50, bound=1.05)
     log_progress("loop: steps of about 50 ms")
-    wide = width_for(256, 0.05)
-    long = overhead_row("steps of about 50 ms", 256, wide, 80, 5, bound=1.01)
+    width = find_width(256, 0.05)
+    long = overhead_row("steps of about 50 ms", 256, width, 80, 5, bound=1.01)
     log_progress("loop: saves")
-    emit_rows([short, long, *saving_row(256, wide)])
+    emit_rows([short, long, *saving_rows(256, width)])
 
 
 if __name__ == "__main__":

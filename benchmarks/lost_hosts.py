@@ -1,12 +1,15 @@
-"""Seconds from the loss of a host to the next step, on the cluster of tests/cluster.
+"""Seconds from the loss of a host to the next training step, on the cluster of tests/cluster.
 
-Three hosts train the digits job and save every 10 steps. Each row is the median of `--rounds`
-losses: of a process, which starts again in its pod; of an agent, which ends its pod; of a pod that
-is deleted with force or evicted as by a drain, and replaced alone, by a spare or with its whole
-gang; of the Job. Each round has jobs of its own: Kubernetes makes a pod again 10 s after its host's
-first loss, and twice as long after each further one. Also seen: that the losses of every run are to
-the bit those of a run that lost nothing, and what JobSet counted. `--queued` submits all jobs
-through Kueue, `--only agent` measures the losses with that word alone.
+Three hosts train the digits job and save every 10 steps. A failure is injected, and the time until
+the next step is measured. The failures are: a killed process, which starts again in its pod; a
+killed agent, which ends its pod; a pod that is deleted by force or evicted as in a drain, and
+replaced alone, by a spare, or with its whole gang; and a deleted Job. Each row is the median of
+`--rounds` failures. Each round has new jobs, because Kubernetes recreates the pod of a host after
+10 s the first time, and after twice as long each further time.
+
+The benchmark also checks that the training losses of every run are bitwise equal to those of an
+undisturbed run, and prints the restarts that JobSet counted. `--queued` submits all jobs through
+Kueue, and `--only agent` only measures the failures with that word.
 """
 
 from __future__ import annotations
@@ -41,18 +44,23 @@ SPARE: Mapping[str, Any] = {**ALONE, "spares": 1}
 WHOLE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 0, "crash": 9}}
 
 
-class Strike(NamedTuple):
-    """A loss, and its victim: the place of a host among those that hold ranks."""
+class Failure(NamedTuple):
+    """A failure to inject.
 
-    what: Callable[[Workspace, Gang, Any], None]
-    place: int
+    Attributes:
+        inject: Function that injects the failure into a pod.
+        host: Index of the victim among the hosts with ranks.
+    """
+
+    inject: Callable[[Workspace, Gang, Any], None]
+    host: int
 
 
-def strike_process(workspace: Workspace, gang: Gang, pod: Any) -> None:
+def kill_trainer(workspace: Workspace, gang: Gang, pod: Any) -> None:
     processes.kill_processes(processes.find_trainer(pod))
 
 
-def strike_agent(workspace: Workspace, gang: Gang, pod: Any) -> None:
+def kill_agent(workspace: Workspace, gang: Gang, pod: Any) -> None:
     processes.kill_processes(processes.find_agent(pod))
 
 
@@ -67,98 +75,113 @@ def drain_pod(workspace: Workspace, gang: Gang, pod: Any) -> None:
     nodes.evict_pod(workspace.access, workspace.namespace, pod["metadata"]["name"])
 
 
-def restart_job(workspace: Workspace, gang: Gang, pod: Any) -> None:
+def delete_job(workspace: Workspace, gang: Gang, pod: Any) -> None:
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
     path = f"/apis/batch/v1/namespaces/{workspace.namespace}/jobs/{gang.name}-w-0"
     workspace.access.api.call("DELETE", path, options)
 
 
-Gangs = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]
+Gangs = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Failure]]]
 
-# By job: its keys, and what it loses, one after the other. Each row's name is that of the loss and
-# of the job.
+# Name of a job -> its keys, and the failures that are injected one after the other. The name of a
+# row is that of the failure and of the job.
 GANGS: Gangs = {
     "nothing": (WHOLE, {}),
     "alone": (
         ALONE,
         {
-            "process": Strike(strike_process, 1),
-            "pod deleted": Strike(delete_pod, 1),
-            "drained": Strike(drain_pod, 2),
+            "process": Failure(kill_trainer, 1),
+            "pod deleted": Failure(delete_pod, 1),
+            "drained": Failure(drain_pod, 2),
         },
     ),
     "alone, of a second job": (
         ALONE,
-        {"agent killed": Strike(strike_agent, 1), "pod of host 0 deleted": Strike(delete_pod, 0)},
+        {"agent killed": Failure(kill_agent, 1), "pod of host 0 deleted": Failure(delete_pod, 0)},
     ),
-    "spare": (SPARE, {"pod deleted": Strike(delete_pod, 1), "drained": Strike(drain_pod, 2)}),
+    "spare": (SPARE, {"pod deleted": Failure(delete_pod, 1), "drained": Failure(drain_pod, 2)}),
     "whole gang": (
         WHOLE,
         {
-            "pod deleted": Strike(delete_pod, 1),
-            "drained": Strike(drain_pod, 2),
-            "Job deleted": Strike(restart_job, 0),
+            "pod deleted": Failure(delete_pod, 1),
+            "drained": Failure(drain_pod, 2),
+            "Job deleted": Failure(delete_job, 0),
         },
     ),
 }
 
 
 class Run:
-    """One of the jobs, which is struck and watched."""
+    """A running job that can be held between steps, and into which failures are injected.
+
+    While a file exists on its volume, the job waits before its next batch. It is held most of the
+    time, so that it does not finish before all failures have been injected.
+    """
 
     def __init__(
         self, workspace: Workspace, volume: Path, name: str, keys: Mapping[str, Any]
     ) -> None:
-        self._here, self.folder, self._hold = workspace, volume / name, volume / f"{name}.hold"
-        env = {**QUICK_COMPILES, "HOLD": f"/checkpoints/{self._hold.name}"}
+        self._workspace, self.folder, self._hold_file = (
+            workspace,
+            volume / name,
+            volume / f"{name}.hold",
+        )
+        env = {**QUICK_COMPILES, "HOLD": f"/checkpoints/{self._hold_file.name}"}
         self.gang = workspace.start(name, SAVED, env=env, **JOB, **keys)
 
-    def struck(self, strike: Strike) -> float:
-        """Strike the run and return the seconds until the next trained step."""
+    def measure_recovery(self, failure: Failure) -> float:
+        """Inject a failure, and return the seconds until the next training step."""
         self.hold_after_save()
-        pod = self.ready()[strike.place]
-        self.steps_on()
-        struck = time.time()
-        strike.what(self._here, self.gang, pod)
-        wait_until(self._begun, lambda at: at > struck, "the next attempt has begun", 600)
+        pod = self.wait_for_pods()[failure.host]
+        self.train_a_step()
+        failed_at = time.time()
+        failure.inject(self._workspace, self.gang, pod)
+        wait_until(
+            self._attempt_started_at, lambda at: at > failed_at, "the next attempt has begun", 600
+        )
         end = time.monotonic() + PATIENCE_S
+        # An attempt may also train after the failure until it ends, so only the steps of the next
+        # one count.
         while not (
-            steps_after := [at for at in self.times() if at > self._begun()]
-        ):  # the last one may train until it ends
+            new_steps := [at for at in self.step_times() if at > self._attempt_started_at()]
+        ):
             assert time.monotonic() < end, (
                 f"{self.gang.name} trains no step after a loss: {self.gang.read_lines()}"
             )
             time.sleep(0.02)
-        self.hold()  # soon: its steps are few, for the losses that are still to come
-        return steps_after[0] - struck
+        # The remaining steps are needed for the next failures.
+        self.hold()
+        return new_steps[0] - failed_at
 
     def hold(self) -> None:
-        """Hold the run before its next batch."""
-        self._hold.touch()
+        """Let the run wait before its next batch."""
+        self._hold_file.touch()
 
     def hold_after_save(self) -> None:
-        """Hold the run, if it is not held, once it has saved."""
-        if not self._hold.exists():
+        """Let the run wait after its next save, unless it is already waiting."""
+        if not self._hold_file.exists():
             wait_for_checkpoint(self.folder, after=newest_step(self.folder))
             self.hold()
 
-    def steps_on(self) -> None:
-        """Let the run train until it has taken a step."""
-        first = time.time()
+    def train_a_step(self) -> None:
+        """Let the run continue, and wait until it has trained a step."""
+        released_at = time.time()
         self.release()
-        wait_until(self.times, lambda times: times[-1] > first, "a step is under way", 600)
+        wait_until(
+            self.step_times, lambda times: times[-1] > released_at, "a step is under way", 600
+        )
 
     def release(self) -> None:
-        """Let the run train to its end."""
-        self._hold.unlink(missing_ok=True)
+        """Let the run continue."""
+        self._hold_file.unlink(missing_ok=True)
 
-    def ready(self) -> Sequence[Any]:
-        """Return the pods of hosts that hold ranks, by rank, once every host is there."""
+    def wait_for_pods(self) -> Sequence[Any]:
+        """Wait until the pods of all hosts are ready, and return those with ranks, by rank."""
         pods = wait_until(
             lambda: self.gang.pods, self._are_ready, f"all pods of {self.gang.name} are ready", 600
         )
         by_host = {pod_index(pod): pod for pod in pods if is_alive(pod)}
-        status = json.loads(self._here.launcher("status", self.gang.name, "-o", "json").stdout)
+        status = json.loads(self._workspace.launcher("status", self.gang.name, "-o", "json").stdout)
         hosts = range(HOSTS) if status["members"] is None else parse_hosts(status["members"])
         return [by_host[host] for host in hosts]
 
@@ -169,17 +192,18 @@ class Run:
         )
         return sum(map(is_alive, pods)) == host_count
 
-    def _begun(self) -> float:
-        """Return when the newest attempt began, or the agent that leads it."""
+    def _attempt_started_at(self) -> float:
+        """Return the Unix time at which the newest attempt, or its leading agent, started."""
         attempt = json.loads((self.folder / ".jaxlaunch" / "summary.json").read_text())["of"]
         return float(attempt["started"])
 
-    def times(self) -> list[float]:
-        """Return when each recorded step was trained."""
+    def step_times(self) -> list[float]:
+        """Return when each recorded step was trained, in Unix seconds."""
         file = self.folder / ".jaxlaunch" / "metrics.jsonl"
         times = []
         for line in file.read_text().splitlines() if file.exists() else ():
-            with suppress(ValueError):  # it is being written
+            # The last line may be incomplete.
+            with suppress(ValueError):
                 times.append(json.loads(line)["time"])
         return times or [0.0]
 
@@ -197,31 +221,32 @@ def is_alive(pod: Any) -> bool:
 
 
 def parse_hosts(text: str) -> Iterator[int]:
-    """Return the hosts that `status` writes as `0-2,5`."""
+    """Yield the hosts in a list such as `0-2,5`, as `status` writes it."""
     for part in text.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
 def choose_gangs(only: str) -> Gangs:
-    """Return the jobs with a loss that contains this word, and the one without a loss."""
-    gangs = dict[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]()
-    for name, (keys, strikes) in GANGS.items():
-        if (losses := {loss: strikes[loss] for loss in strikes if only in loss}) or not strikes:
-            gangs[name] = keys, losses
+    """Return the jobs with a failure whose name contains `only`, and the undisturbed job."""
+    gangs = dict[str, tuple[Mapping[str, Any], Mapping[str, Failure]]]()
+    for name, (keys, failures) in GANGS.items():
+        selected = {failure: failures[failure] for failure in failures if only in failure}
+        if selected or not failures:
+            gangs[name] = keys, selected
     return gangs
 
 
-def measure_losses(
+def measure_failures(
     workspace: Workspace, rounds: int, keys: Mapping[str, Any], gangs: Gangs
 ) -> dict[str, list[float]]:
-    """Return the seconds of every loss, by what was lost and how it was replaced."""
+    """Return the seconds of recovery in each round, by failure and job."""
     folder = preparations.make_claim(workspace.access, workspace.namespace, size="10Gi")
     seconds = dict[str, list[float]]()
     undisturbed: Mapping[int, float] = {}
     for number in range(rounds):
-        for name, (keys_of_job, strikes) in gangs.items():
-            if not strikes and number:
+        for name, (keys_of_job, failures) in gangs.items():
+            if not failures and number:
                 continue
             run = Run(
                 workspace,
@@ -229,12 +254,11 @@ def measure_losses(
                 f"{name.replace(',', '').replace(' ', '-')}-{number}",
                 {**keys_of_job, **keys},
             )
-            for loss, strike in strikes.items():
-                seconds.setdefault(f"{loss}, {name}", []).append(run.struck(strike))
-                log_progress(
-                    f"{loss}, {name}: {seconds[f'{loss}, {name}'][-1]:.1f} s; restarts "
-                    f"{run.gang.counters}"
-                )
+            for failure_name, failure in failures.items():
+                label = f"{failure_name}, {name}"
+                recovery_s = run.measure_recovery(failure)
+                seconds.setdefault(label, []).append(recovery_s)
+                log_progress(f"{label}: {recovery_s:.1f} s; restarts {run.gang.counters}")
             run.release()
             assert run.gang.wait_for_end() == "Completed", run.gang.read_lines()
             undisturbed = undisturbed or read_losses(folder, run.folder.name)
@@ -247,7 +271,7 @@ def measure_losses(
 
 @contextmanager
 def open_workspace() -> Iterator[Workspace]:
-    """Open the tests' cluster, started if necessary, as a workspace with the product's image."""
+    """Yield a workspace on the tests' cluster, which is started if necessary, with our image."""
     with cluster.use_cluster():
         access = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)
         image.load_image()
@@ -270,11 +294,11 @@ def main() -> int:
                 workspace.access, workspace.namespace, {"cpu": "1", "memory": "8Gi"}
             )
             keys = {"queue": "queue"}
-        seconds_by_loss = measure_losses(
+        seconds_by_failure = measure_failures(
             workspace, arguments.rounds, keys, choose_gangs(arguments.only)
         )
     print("| lost, and replaced | seconds until the next step | all |\n|---|---|---|")
-    for name, seconds in seconds_by_loss.items():
+    for name, seconds in seconds_by_failure.items():
         print(
             f"| {name} | {median(seconds):.1f} | "
             f"{' '.join(f'{value:.1f}' for value in sorted(seconds))} |"

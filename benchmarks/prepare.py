@@ -1,11 +1,11 @@
-"""`launcher prepare` of a generated corpus next to encode_batch of `tokenizers`, in one run.
+"""Speed and memory of `launcher prepare`, compared with encode_batch of `tokenizers`.
 
-`python -m benchmarks.prepare [--mb 1000] [--kills 20] [--folder DIR]`. The corpus is JSON lines of
-words that are drawn as often as Zipf's law says; a BPE tokenizer is trained on a part of it. What
-is compared is the whole of `launcher prepare` (reading, tokenizing, shuffling, packing, writing)
-with `encode_batch` alone, over the same texts from memory. Memory is the sum over the whole tree of
-processes, the launcher's own among them. Then a corpus of a twentieth is prepared by a process that
-is killed at random moments, and once without.
+`python -m benchmarks.prepare [--mb 1000] [--kills 20] [--folder DIR]` generates a corpus of JSON
+lines, whose words are drawn by Zipf's law, and trains a BPE tokenizer on a part of it. It compares
+all of `launcher prepare` (reading, tokenizing, shuffling, packing, writing) with `encode_batch`
+alone on the same texts in memory. Memory is the sum over all processes, including the launcher.
+Then a corpus of a twentieth of the size is prepared by processes that are killed at random moments,
+and the result is compared with that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ from benchmarks.table import Row, emit_rows, log_progress
 
 VOCAB, WORDS, LENGTH = 8192, 50_000, 1024
 FILE_BYTES = 128 << 20
-BATCH = 2000  # documents that encode_batch gets at once
+# The number of documents in a call of encode_batch.
+BATCH = 2000
 SEED = 7
 
 
 def make_texts(size: int) -> Iterator[str]:
     """Yield documents of 60 to 2,000 words, together about `size` bytes."""
-    draw = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     letters = "".join(
-        draw.choice(list("eeeetttaaooiinnsshhrrddlluccmmwffggyyppbbvk"), 20 * WORDS).tolist()
+        rng.choice(list("eeeetttaaooiinnsshhrrddlluccmmwffggyyppbbvk"), 20 * WORDS).tolist()
     )
     words = [
-        letters[20 * at : 20 * at + length]
-        for at, length in enumerate(draw.integers(2, 11, WORDS).tolist())
+        letters[20 * index : 20 * index + length]
+        for index, length in enumerate(rng.integers(2, 11, WORDS).tolist())
     ]
-    share = 1 / np.arange(3, WORDS + 3)
-    upto = np.cumsum(share / share.sum())
+    frequency = 1 / np.arange(3, WORDS + 3)
+    cumulative = np.cumsum(frequency / frequency.sum())
     while size > 0:
-        chosen = np.searchsorted(upto, draw.random(400_000)).tolist()
-        at = 0
-        while at < len(chosen) and size > 0:
-            end = at + int(np.exp(draw.uniform(np.log(60), np.log(2000))))
-            text = " ".join(map(words.__getitem__, chosen[at:end])).capitalize() + "."
+        word_indices = np.searchsorted(cumulative, rng.random(400_000)).tolist()
+        start = 0
+        while start < len(word_indices) and size > 0:
+            end = start + int(np.exp(rng.uniform(np.log(60), np.log(2000))))
+            text = " ".join(map(words.__getitem__, word_indices[start:end])).capitalize() + "."
             yield text
             size -= len(text)
-            at = end
+            start = end
 
 
 def write_corpus(folder: Path, size: int) -> int:
-    """Write files of JSON lines; return the bytes of text."""
+    """Write files of JSON lines, and return the bytes of text in them."""
     written = 0
     file = None
     for number, text in enumerate(make_texts(size)):
@@ -74,7 +75,7 @@ def write_corpus(folder: Path, size: int) -> int:
 
 
 def train_tokenizer(folder: Path) -> None:
-    """Train a byte-level BPE, as GPT-2's is, on the first megabyte."""
+    """Train a byte-level BPE tokenizer, like that of GPT-2, on the first megabyte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -91,7 +92,7 @@ def train_tokenizer(folder: Path) -> None:
 
 
 def write_job(folder: Path, name: str, tokenizer: Path) -> Path:
-    """Write a job that reads the files of a folder."""
+    """Write a job that reads the files of a folder, and return its path."""
     data = {
         "source": "text",
         "path": f"{folder}/*.jsonl",
@@ -113,7 +114,7 @@ def write_job(folder: Path, name: str, tokenizer: Path) -> Path:
 
 
 class PeakMemory(threading.Thread):
-    """The peak memory of the processes of a session; shared pages count for each."""
+    """Measures the peak memory of all processes of a session. Shared pages count for each."""
 
     def __init__(self, session: int) -> None:
         super().__init__(daemon=True)
@@ -122,7 +123,7 @@ class PeakMemory(threading.Thread):
     def run(self) -> None:
         """Read the memory ten times a second."""
         while not self._is_over.wait(0.1):
-            self.peak = max(self.peak, sum(map(self._held, Path("/proc").glob("[0-9]*"))))
+            self.peak = max(self.peak, sum(map(self._resident_bytes, Path("/proc").glob("[0-9]*"))))
 
     def end(self) -> int:
         """Stop and return the peak."""
@@ -130,7 +131,7 @@ class PeakMemory(threading.Thread):
         self.join()
         return self.peak
 
-    def _held(self, process: Path) -> int:
+    def _resident_bytes(self, process: Path) -> int:
         try:
             fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
@@ -141,7 +142,7 @@ class PeakMemory(threading.Thread):
 
 
 def measure_prepare(path: Path) -> tuple[float, int, int]:
-    """Return seconds, tokens and peak memory of `launcher prepare`."""
+    """Return the seconds, tokens and peak memory in bytes of `launcher prepare`."""
     command = [str(Path(sys.executable).with_name("launcher")), "prepare", str(path), "-o", "json"]
     started_at = time.perf_counter()
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
@@ -158,16 +159,16 @@ def measure_prepare(path: Path) -> tuple[float, int, int]:
 
 
 def measure_encode_batch(folder: Path, tokenizer: Path) -> tuple[float, int]:
-    """Return seconds and tokens of encode_batch alone, without reading the files."""
+    """Return the seconds and tokens of encode_batch alone, without the reading of files."""
     from tokenizers import Tokenizer
 
-    made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     seconds, tokens, batch = 0.0, 0, []
 
     def encode_batch() -> None:
         nonlocal seconds, tokens
         started_at = time.perf_counter()
-        encodings = made.encode_batch(batch, add_special_tokens=False)
+        encodings = encoder.encode_batch(batch, add_special_tokens=False)
         seconds += time.perf_counter() - started_at
         tokens += sum(map(len, encodings))
         batch.clear()
@@ -188,26 +189,28 @@ def digest_files(folder: Path) -> dict[str, str]:
 
 
 def run_with_kills(folder: Path, path: Path, kills: int) -> tuple[int, bool]:
-    """Return how often `launcher prepare` was killed, and whether its bytes are equal."""
+    """Kill `launcher prepare` at random moments until it has been killed `kills` times.
+
+    Returns the number of kills, and whether the files are those of an undisturbed run.
+    """
     started_at = time.perf_counter()
     command = [str(Path(sys.executable).with_name("launcher")), "prepare", str(path), "-o", "json"]
     run = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run(command, check=True, **run)
-    whole_s = time.perf_counter() - started_at
+    undisturbed_s = time.perf_counter() - started_at
     expected = digest_files(folder / "out")
     (folder / "out").rename(folder / "whole")
-    draw, count = random.Random(SEED), 0
+    rng, count = random.Random(SEED), 0
     while count < kills:
         with subprocess.Popen(command, start_new_session=True, **run) as process:
             try:
-                process.wait(draw.uniform(0, 0.6 * whole_s))
+                process.wait(rng.uniform(0, 0.6 * undisturbed_s))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 count += 1
                 continue
-        if any(
-            (folder / "out").glob("*/index.json")
-        ):  # done too soon: all but what was there is begun again
+        # It has finished too early. Start again, without its files.
+        if any((folder / "out").glob("*/index.json")):
             for prepared_file in (folder / "out").glob("*/*"):
                 prepared_file.unlink()
     subprocess.run(command, check=True, **run)
@@ -242,7 +245,7 @@ def main() -> None:
             arguments.kills,
         )
     cores = len(os.sched_getaffinity(0))
-    # Documents end with a token of their own here.
+    # `launcher prepare` adds an end token to each document, so the numbers of tokens differ.
     rate, their_rate = tokens / seconds, their_tokens / their_s
     emit_rows(
         [

@@ -1,12 +1,12 @@
-"""Prepared text as a run reads it, next to grain's DataLoader, and a run's waits for it.
+"""Reading of prepared text, compared with grain's DataLoader, and the waits of a run for data.
 
-`python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 40]`. `launcher prepare` makes
-array_record shards of generated texts, more rows than a run holds in memory. Each side then reads
-every row once, shuffled, in batches of BATCH, from its first thread to its last batch, in turn:
-ours as a run does, the DataLoader with grain's ArrayRecordDataSource and IndexSampler, in this
-process, its records made arrays by the same functions (`parsed`). Ours also checks forms and
-tokens. Then `launcher run` trains a decoder of two million parameters on these rows, and its
-metrics.jsonl says for how much of a step the loop waited for data.
+`python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 40]` lets `launcher prepare` write
+array_record shards of generated texts, with more rows than a run keeps in memory. Both sides then
+take turns to read every row once, shuffled, in batches of BATCH, in this process. Ours uses the
+pipeline of a run, which also checks shapes and tokens. The DataLoader uses grain's
+ArrayRecordDataSource and IndexSampler, and the same function to parse a record. Then `launcher run`
+trains a decoder of two million parameters on these rows, and its metrics.jsonl shows for how long
+the loop waited for data.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.gang.run_files import read_json_lines
 
 BATCH, LENGTH = 16, 512
-WIDTH = 128  # with two layers and a vocabulary of 8,192: 2.5 million parameters
-# How the DataLoader may read in one process: as it does if not told, with our threads, and with
-# none.
+# With two layers and a vocabulary of 8,192 this gives 2.5 million parameters.
+WIDTH = 128
+# Options of the DataLoader: its defaults, as many threads as our pipeline has, and none.
 LOADERS = {
     "16 threads, its default": grain.ReadOptions(),
     "4 threads": grain.ReadOptions(num_threads=4, prefetch_buffer_size=2 * BATCH),
@@ -50,7 +50,7 @@ TASK = NextToken()
 
 
 class Cost(NamedTuple):
-    """The cost of reading every row once."""
+    """The cost of reading every row once, and the number of rows."""
 
     seconds: float
     cpu_seconds: float
@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
 
 
 def make_document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> dict[str, Any]:
-    """Return a job on the files of a folder, prepared in its `out`."""
+    """Return a job that trains on the files of a folder, which are prepared in its `out`."""
     data = {
         "source": "text",
         "path": f"{folder}/*.jsonl",
@@ -89,7 +89,7 @@ def make_document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> di
 
 
 def run_launcher(command: str, folder: Path, job: Mapping[str, Any]) -> None:
-    """Run a command of the launcher on a job, in the run folder `run`."""
+    """Run a command of the launcher with a job, and with the run folder `run`."""
     (folder / "job.yaml").write_text(json.dumps(job))
     launcher = str(Path(sys.executable).with_name("launcher"))
     arguments = [launcher, command, str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
@@ -100,12 +100,12 @@ def run_launcher(command: str, folder: Path, job: Mapping[str, Any]) -> None:
 
 
 def parse_record(record: bytes, length: int) -> dict[str, Any]:
-    """Return the example of a record, by the functions of a run."""
+    """Return the example of a record, as a run parses it."""
     return TASK.example(unpack_row(records.decode_record(record), length))
 
 
 class Parse(grain.transforms.Map):
-    """`parse_record` as a transformation of grain."""
+    """`parse_record` as a grain transformation."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -116,7 +116,7 @@ class Parse(grain.transforms.Map):
 
 
 def read_with_jaxlaunch(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[Batch]:
-    """Return every row once, without an incomplete last batch, as a run reads them."""
+    """Return the batches of all rows, without an incomplete last one, as a run reads them."""
     rows = PackedRows(prepared, "train")
     pipeline = Pipeline(
         rows,
@@ -135,40 +135,39 @@ def read_with_jaxlaunch(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[
 def read_with_grain(
     shards: list[str], spec: TrainSpec, seed: int, options: grain.ReadOptions
 ) -> Iterator[Batch]:
-    """Return the same by grain's DataLoader."""
+    """Return the batches of all rows, without an incomplete last one, from grain's DataLoader."""
     source = grain.sources.ArrayRecordDataSource(shards)
     sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)
     assert isinstance(spec.model, specs.Decoder)
-    steps = [Parse(spec.model.length), grain.transforms.Batch(spec.batch, drop_remainder=True)]
+    operations = [Parse(spec.model.length), grain.transforms.Batch(spec.batch, drop_remainder=True)]
     loader = grain.DataLoader(
-        data_source=source, sampler=sampler, operations=steps, read_options=options
+        data_source=source, sampler=sampler, operations=operations, read_options=options
     )
     return iter(loader)
 
 
-def measure_cost(begin: Callable[[], Iterator[Batch]]) -> Cost:
-    """Return the cost of reading all batches of `begin`."""
-    started_at, began_cpu = time.perf_counter(), time.process_time()
-    rows = sum(len(batch["tokens"]) for batch in begin())
-    return Cost(time.perf_counter() - started_at, time.process_time() - began_cpu, rows)
+def measure_cost(open_batches: Callable[[], Iterator[Batch]]) -> Cost:
+    """Return the cost of creating an iterator and reading all batches."""
+    started_at, cpu_started_at = time.perf_counter(), time.process_time()
+    rows = sum(len(batch["tokens"]) for batch in open_batches())
+    return Cost(time.perf_counter() - started_at, time.process_time() - cpu_started_at, rows)
 
 
 def compare_readers(prepared: Path, spec: TrainSpec, pairs: int) -> list[Row]:
-    """Return our time of a row over each of the DataLoader's, in turn."""
+    """Return our processor time per row over the DataLoader's, for each of its options."""
     shards = sorted(map(str, prepared.glob("train-*.array_record")))
     assert isinstance(spec.model, specs.Decoder)
     rounds: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in LOADERS}
     for seed in range(1 + pairs):
         for name, options in LOADERS.items():
-            mine = measure_cost(partial(read_with_jaxlaunch, prepared, spec, seed))
-            rounds[name].append(
-                (mine, measure_cost(partial(read_with_grain, shards, spec, seed, options)))
-            )
+            our_cost = measure_cost(partial(read_with_jaxlaunch, prepared, spec, seed))
+            their_cost = measure_cost(partial(read_with_grain, shards, spec, seed, options))
+            rounds[name].append((our_cost, their_cost))
     return [ratio_row(name, costs[1:], spec.model.length) for name, costs in rounds.items()]
 
 
 def ratio_row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
-    """Return the ratio by processor time. Raises SystemExit if the numbers of rows differ."""
+    """Return the ratio of processor times. Raises SystemExit if the numbers of rows differ."""
     counts = {cost.rows for pair in pairs for cost in pair}
     if len(counts) > 1:
         raise SystemExit(f"not as many rows: {sorted(counts)}")
@@ -180,7 +179,7 @@ def ratio_row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
 
 
 def waiting_row(metrics: Path, tokens: int) -> Row:
-    """Return the share of a step for which the loop waited for data, without the first interval."""
+    """Return the share of the time for which the loop waited, without the first interval."""
     first, *lines = read_json_lines(metrics)
     data_s = sum(line[Key.PART_S.format(part="data")] for line in lines)
     wall_s = sum(line[Key.WALL_S] for line in lines)
@@ -202,7 +201,8 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
-    flags.FLAGS(["reading"])  # grain's DataLoader reads them
+    # grain's DataLoader fails unless flags have been parsed.
+    flags.FLAGS(["reading"])
     with tempfile.TemporaryDirectory() as name:
         return finish_benchmark(
             measure_rows(

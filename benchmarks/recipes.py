@@ -1,16 +1,18 @@
 """The accuracy of the recipes for images on generated folders of small images.
 
-`python -m benchmarks.recipes [--seeds 3] [--epochs 12] [--only digits]`. `digits` are
-scikit-learn's, enlarged from 8 pixels a side to 16; `shapes` are circles, squares, triangles and
-crosses of any place, size and colour, with noise. On each, a small ResNet is trained with
-augmentation on all images, and on 50 of each class with it and without it. Then a small ViT learns
-the digits 0 to 4, is exported, and learns 5 to 9 from ten examples each, from these weights and
-from scratch. Every fifth image is held out; a seed draws the weights and the order.
+`python -m benchmarks.recipes [--seeds 3] [--epochs 12] [--only digits]` uses two datasets. `digits`
+are scikit-learn's, enlarged from 8 × 8 to 16 × 16 pixels. `shapes` are circles, squares, triangles
+and crosses of random positions, sizes and colours, with noise. On each, a small ResNet is trained
+with augmentation on all images, and with and without it on 50 images of each class. Then a small
+ViT is trained on the digits 0 to 4 and exported. It is fine-tuned on ten examples of each of the
+digits 5 to 9, and compared with training from scratch. Every fifth image is held out. A seed
+determines the weights and the order.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import io
 import json
@@ -33,7 +35,9 @@ from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import build_loop
 
-SIZE, FEW, FEWER = 16, 50, 10
+SIZE = 16
+# The number of training images per class with and without augmentation, and for fine-tuning.
+FEW, FEWER = 50, 10
 RESNET = {
     "kind": "resnet",
     "block": "basic",
@@ -47,19 +51,19 @@ AUGMENT = {
     "digits": {"crop": [0.7, 1.0], "ratio": [0.9, 1.1]},
     "shapes": {"crop": [0.7, 1.0], "flip": 0.5},
 }
-Labelled = Iterator[tuple[str, Image.Image]]
+LabelledImages = Iterator[tuple[str, Image.Image]]
 
 
-def load_digits() -> Labelled:
-    """Return 1,797 handwritten digits."""
+def load_digits() -> LabelledImages:
+    """Yield 1,797 handwritten digits."""
     dataset = datasets.load_digits()
     for pixels, label in zip(dataset.images, dataset.target, strict=True):
         image = Image.fromarray((pixels * 15.9375).astype(np.uint8)).convert("RGB")
         yield str(label), image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
 
 
-def draw_shapes(count: int = 1600) -> Labelled:
-    """Return four shapes in turn."""
+def draw_shapes(count: int = 1600) -> LabelledImages:
+    """Yield four shapes in turn."""
     rng = np.random.default_rng(0)
     for number in range(count):
         name = ("circle", "cross", "square", "triangle")[number % 4]
@@ -88,16 +92,16 @@ def draw_shapes(count: int = 1600) -> Labelled:
         )
 
 
-def write_folders(folder: Path, images: Labelled, most: int | None = None) -> str:
-    """Write folders by class below train and val, every fifth image in the second.
+def write_folders(folder: Path, images: LabelledImages, max_images: int | None = None) -> str:
+    """Write folders by class below `train` and `val`, and return the path of the folder.
 
-    In the first there are at most `most` images of a class.
+    Every fifth image is in `val`. In `train` a class has at most `max_images` images.
     """
-    count: dict[str, int] = {}
+    counts: collections.Counter[str] = collections.Counter()
     for number, (name, image) in enumerate(images):
         split = "train" if number % 5 else "val"
-        count[f"{split}/{name}"] = at = count.get(f"{split}/{name}", 0) + 1
-        if split == "val" or most is None or at <= most:
+        counts[f"{split}/{name}"] += 1
+        if split == "val" or max_images is None or counts[f"{split}/{name}"] <= max_images:
             path = folder / split / name / f"{number:05}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             image.save(path)
@@ -107,7 +111,7 @@ def write_folders(folder: Path, images: Labelled, most: int | None = None) -> st
 def train_accuracy(
     folder: Path, path: str, model: dict[str, Any], augment: Any, epochs: int, seed: int
 ) -> float:
-    """Return the accuracy of a run in `folder`."""
+    """Train in the run folder `folder`, and return the accuracy on held-out images."""
     train = {
         "task": "classify",
         "model": model,
@@ -132,7 +136,7 @@ def train_accuracy(
 
 
 def run_training(folder: Path, train: dict[str, Any]) -> dict[str, Any]:
-    """Train with the block `train` in the run folder; return the line of the last evaluation."""
+    """Train with the block `train` in a run folder, and return the last evaluation."""
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
     with contextlib.redirect_stdout(io.StringIO()):
         build_loop(spec, task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
@@ -143,50 +147,56 @@ def run_training(folder: Path, train: dict[str, Any]) -> dict[str, Any]:
 def augmentation_rows(home: Path, name: str, epochs: int, seeds: int) -> list[Row]:
     """Compare the ResNet on all images, and on a few with augmentation and without."""
     make_images = {"digits": load_digits, "shapes": draw_shapes}[name]
-    all_images, few = (
-        write_folders(home / f"{name}-all", make_images()),
-        write_folders(home / f"{name}-few", make_images(), FEW),
-    )
-    model, change = {**RESNET, "classes": 10 if name == "digits" else 4}, AUGMENT[name]
-    best, with_it, without = [], [], []
+    all_images = write_folders(home / f"{name}-all", make_images())
+    few_images = write_folders(home / f"{name}-few", make_images(), FEW)
+    model, augment = {**RESNET, "classes": 10 if name == "digits" else 4}, AUGMENT[name]
+    # Fewer images need more epochs.
+    few_epochs = epochs * 3
+    best, augmented, plain = [], [], []
     for seed in range(seeds):
-        folder, longer = home / f"{name}, seed {seed}", epochs * 3  # of fewer images
-        best.append(train_accuracy(folder / "all", all_images, model, change, epochs, seed))
-        with_it.append(train_accuracy(folder / "few, augmented", few, model, change, longer, seed))
-        without.append(train_accuracy(folder / "few, plain", few, model, None, longer, seed))
+        folder = home / f"{name}, seed {seed}"
+        best.append(train_accuracy(folder / "all", all_images, model, augment, epochs, seed))
+        augmented.append(
+            train_accuracy(folder / "few, augmented", few_images, model, augment, few_epochs, seed)
+        )
+        plain.append(
+            train_accuracy(folder / "few, plain", few_images, model, None, few_epochs, seed)
+        )
     errors = f"{name}: errors of a small ResNet with the recipe over 0.02"
-    fewer = f"{name}, {FEW} images a class: errors with augmentation over those without"
+    few_label = f"{name}, {FEW} images a class: errors with augmentation over those without"
     return [
         Row(errors, (1 - mean_accuracy(best)) / 0.02, 1.0, f"{format_accuracies(best)} right"),
-        compare_errors(fewer, with_it, without),
+        compare_errors(few_label, augmented, plain),
     ]
 
 
-def finetuning_rows(home: Path, epochs: int, seeds: int) -> Row:
-    """Compare a ViT from weights that learned other digits with one from scratch."""
-    first = write_folders(
+def finetuning_row(home: Path, epochs: int, seeds: int) -> Row:
+    """Compare a ViT that was trained on other digits before with one from scratch."""
+    early_digits = write_folders(
         home / "first", ((name, image) for name, image in load_digits() if int(name) < 5)
     )
-    folder_of_digits = write_folders(
+    late_digits = write_folders(
         home / "then", ((name, image) for name, image in load_digits() if int(name) >= 5), FEWER
     )
-    change, tuned, scratch = AUGMENT["digits"], [], []
+    augment, tuned, scratch = AUGMENT["digits"], [], []
     for seed in range(seeds):
         folder = home / f"ViT, seed {seed}"
-        train_accuracy(folder / "0 to 4", first, {**VIT, "classes": 5}, change, epochs * 2, seed)
+        train_accuracy(
+            folder / "0 to 4", early_digits, {**VIT, "classes": 5}, augment, epochs * 2, seed
+        )
         export.export(str(folder / "0 to 4" / "checkpoints"), str(folder / "weights"))
         model = {**VIT, "init_from": str(folder / "weights"), "new_head": True, "classes": 5}
         tuned.append(
             train_accuracy(
-                folder / "5 to 9, from weights", folder_of_digits, model, change, epochs * 6, seed
+                folder / "5 to 9, from weights", late_digits, model, augment, epochs * 6, seed
             )
         )
         scratch.append(
             train_accuracy(
                 folder / "5 to 9, from scratch",
-                folder_of_digits,
+                late_digits,
                 {**VIT, "classes": 5},
-                change,
+                augment,
                 epochs * 6,
                 seed,
             )
@@ -198,13 +208,13 @@ def finetuning_rows(home: Path, epochs: int, seeds: int) -> Row:
     )
 
 
-def compare_errors(label: str, accuracies: list[float], other: list[float]) -> Row:
-    """Return the errors of one over those of the other, each the mean over the seeds."""
+def compare_errors(label: str, accuracies: list[float], baseline: list[float]) -> Row:
+    """Return the mean error over that of a baseline, with an accuracy for each seed."""
     return Row(
         label,
-        (1 - mean_accuracy(accuracies)) / max(1 - mean_accuracy(other), 1e-9),
+        (1 - mean_accuracy(accuracies)) / max(1 - mean_accuracy(baseline), 1e-9),
         1.0,
-        f"{format_accuracies(accuracies)} right over {format_accuracies(other)}",
+        f"{format_accuracies(accuracies)} right over {format_accuracies(baseline)}",
     )
 
 
@@ -214,7 +224,7 @@ def mean_accuracy(accuracies: list[float]) -> float:
 
 
 def format_accuracies(accuracies: list[float]) -> str:
-    """Return mean, deviation and number of seeds."""
+    """Return the mean, the standard deviation and the number of seeds as text."""
     return f"{mean_accuracy(accuracies):.4f} ± {np.std(accuracies):.4f} ({len(accuracies)} seeds)"
 
 
@@ -230,7 +240,7 @@ def main() -> int:
             if arguments.only in (None, dataset):
                 rows += augmentation_rows(Path(name), dataset, arguments.epochs, arguments.seeds)
         if arguments.only in (None, "finetune"):
-            rows.append(finetuning_rows(Path(name), arguments.epochs, arguments.seeds))
+            rows.append(finetuning_row(Path(name), arguments.epochs, arguments.seeds))
     return finish_benchmark(rows)
 
 

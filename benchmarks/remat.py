@@ -1,8 +1,8 @@
-"""What each remat policy keeps: temporary bytes of a compiled train step, over those of `none`.
+"""Memory of each remat policy: temporary bytes of a compiled train step, over those of `none`.
 
-The losses of a few float32 steps must be those of `none` to the bit: memory is bought with
-arithmetic, not with a result. In bfloat16 they differ in the fifth digit: XLA keeps float32 inside
-what it fuses, and fuses otherwise.
+In float32 the losses of a few steps must be bitwise equal to those of `none`, because remat only
+repeats computations. In bfloat16 they differ in the fifth digit, because XLA fuses differently and
+keeps float32 within a fusion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from jaxlaunch.trainer.user_code import load_object
 
 STEPS = 5
 SIZES: dict[str, int] = {"layers": 4, "width": 64, "heads": 4, "vocab": 256, "length": 128}
-POLICIES = ("none", "dots", "dots_no_batch", "full")  # each keeps less than the one before
+# Each policy keeps less than the previous one.
+POLICIES = ("none", "dots", "dots_no_batch", "full")
 
 
 def make_step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any, Any]]]:
@@ -42,34 +43,36 @@ def make_step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any,
 
 
 def measure_policy(remat: str, **sizes: int) -> tuple[float, list[float]]:
-    """Return the temporary bytes of the step, and the losses of STEPS of them."""
-    made, batch = make_step(remat, **sizes)
-    state, losses = made.init_state(), []
+    """Return the temporary bytes of a step, and the losses of STEPS steps."""
+    step, batch = make_step(remat, **sizes)
+    state, losses = step.init_state(), []
     for _ in range(STEPS):
-        state, metrics = made.train(state, made.put_batch(batch))
+        state, metrics = step.train(state, step.put_batch(batch))
         losses.append(float(metrics["loss"]))
-    return float(made.compiled_steps["train"].memory_analysis().temp_size_in_bytes), losses
+    return float(step.compiled_steps["train"].memory_analysis().temp_size_in_bytes), losses
 
 
 def policy_rows(**sizes: int) -> list[Row]:
-    """Return a row per policy. Raises SystemExit if one changes a loss or keeps more."""
+    """Return a row for each policy. Raises SystemExit if one changes a loss or keeps too much."""
     results = {remat: measure_policy(remat, **sizes) for remat in POLICIES}
-    most, expected = results["none"]
-    table = []
+    max_bytes, expected_losses = results["none"]
+    rows = []
     for previous, remat in zip(POLICIES, POLICIES[1:], strict=False):
         kept_bytes, losses = results[remat]
-        if losses != expected:
-            raise SystemExit(f"remat {remat}: losses {losses} are not those of none, {expected}")
-        if kept_bytes > results[previous][0] or kept_bytes == most:
+        if losses != expected_losses:
+            raise SystemExit(
+                f"remat {remat}: losses {losses} are not those of none, {expected_losses}"
+            )
+        if kept_bytes > results[previous][0] or kept_bytes == max_bytes:
             raise SystemExit(
                 f"remat {remat} keeps {kept_bytes:.0f} bytes, {previous} {results[previous][0]:.0f}"
             )
         detail = (
-            f"{kept_bytes / 2**20:.1f} MiB over {most / 2**20:.1f} MiB of temporary memory, losses "
-            "equal to the bit"
+            f"{kept_bytes / 2**20:.1f} MiB over {max_bytes / 2**20:.1f} MiB of temporary memory, "
+            "losses equal to the bit"
         )
-        table.append(Row(f"remat {remat} over none", kept_bytes / most, 1.0, detail))
-    return table
+        rows.append(Row(f"remat {remat} over none", kept_bytes / max_bytes, 1.0, detail))
+    return rows
 
 
 def main() -> None:

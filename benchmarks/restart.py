@@ -1,4 +1,4 @@
-"""Time from an in-place restart to its first new step, over a cold `launcher run` of the job."""
+"""Time until the first new step after an in-place restart, over that of a cold `launcher run`."""
 
 from __future__ import annotations
 
@@ -26,28 +26,30 @@ RESUMED = re.compile(r"resumed at step (\d+) of")
 
 
 def written_at(running: Running, step: int) -> float:
-    """Return when the line of `step` was written, in Unix seconds, or 0."""
+    """Return the Unix time in the line of `step` in metrics.jsonl, or 0 if there is none yet."""
     file = running.folder / "metrics.jsonl"
     lines = read_json_lines(file) if file.exists() else ()
     return next((line["time"] for line in lines if line["step"] == step), 0.0)
 
 
 def find_trainer(running: Running, rank: int) -> int:
-    """Return the process that trains as `rank`; its standby process has no coordinator address."""
+    """Return the pid of the process that trains as `rank`.
+
+    Its standby process has the same rank, but no address of a coordinator.
+    """
     environs = {pid: read_environ(pid) for pid in running.pids()}
-    rank_text = str(rank)
     return next(
         pid
-        for pid, has in environs.items()
-        if contract.COORDINATOR in has and has[contract.PROCESS_ID] == rank_text
+        for pid, environ in environs.items()
+        if contract.COORDINATOR in environ and environ[contract.PROCESS_ID] == str(rank)
     )
 
 
 def measure_restart(folder: pathlib.Path) -> tuple[float, float]:
-    """Return the seconds of a cold start and of an in-place restart to the first new step.
+    """Return the seconds to the first step of a cold start, and of an in-place restart.
 
-    It runs 2 processes × 4 devices. Nothing is compiled at the start: the run has a cache of its
-    own, as a user's first one does.
+    The job has 2 processes × 4 devices. Its compilation cache is empty at the start, as in the
+    first run of a user.
     """
     train = digits_block(steps=1_000_000, checkpoint={"every": 10})
     document = make_job(train, hosts=2, per_host=4, restarts={"in_place": 3})
@@ -55,28 +57,29 @@ def measure_restart(folder: pathlib.Path) -> tuple[float, float]:
     with Running(
         folder, document, env={**USUAL_COMPILES, **user_cache_env(folder / "cache")}
     ) as running:
-        cold = running.wait_until("the first step", lambda: written_at(running, 1)) - started_at
+        cold_s = running.wait_until("the first step", lambda: written_at(running, 1)) - started_at
         running.wait_for_step(40)
-        killed = time.time()
+        killed_at = time.time()
         os.kill(find_trainer(running, rank=1), signal.SIGKILL)
         resumed = running.wait_until("a restart", lambda: RESUMED.search(running.read_output()[0]))
-        seen_at, step = time.time(), int(resumed[1])
+        resumed_at, step = time.time(), int(resumed[1])
 
-        def new_step() -> float:
+        def new_step_at() -> float:
+            # The line of the attempt that was killed may still be there.
             at = written_at(running, step + 1)
-            return at if at > seen_at else 0.0
+            return at if at > resumed_at else 0.0
 
-        return cold, running.wait_until("a new step", new_step) - killed
+        return cold_s, running.wait_until("a new step", new_step_at) - killed_at
 
 
 def main() -> None:
     colds, restarts = [], []
-    for turn in range(ROUNDS):
-        log_progress(f"restart: {turn + 1} of {ROUNDS}")
+    for round_number in range(1, ROUNDS + 1):
+        log_progress(f"restart: {round_number} of {ROUNDS}")
         with tempfile.TemporaryDirectory() as folder:
-            cold, restart = measure_restart(pathlib.Path(folder))
-        colds.append(cold)
-        restarts.append(restart)
+            cold_s, restart_s = measure_restart(pathlib.Path(folder))
+        colds.append(cold_s)
+        restarts.append(restart_s)
     detail = (
         f"{median(restarts):.2f} s after a SIGKILL, {median(colds):.2f} s cold; medians of {ROUNDS}"
     )

@@ -1,6 +1,7 @@
-"""New tokens per second next to transformers' `generate`: one core, equal weights and prompts.
+"""New tokens per second, compared with `generate` of transformers on one core.
 
-Greedy, float32, in turn; both must choose the same tokens. What loads and compiles is not counted.
+Both sides have the same weights and prompts, decode greedily in float32, and take turns. They must
+choose the same tokens. The time to load and to compile is not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SHAPES: Mapping[str, dict[str, Any]] = {
 
 
 def measure_sampling(sizes: Mapping[str, Any], pairs: int) -> Row:
-    """Return our time over transformers' for these sizes. Raises SystemExit if tokens differ."""
+    """Return our time over that of transformers. Raises SystemExit if the tokens differ."""
     python, core = str(environments.find_python("torch")), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
@@ -48,8 +49,10 @@ def measure_sampling(sizes: Mapping[str, Any], pairs: int) -> Row:
         )
         theirs = Side(python, "benchmarks.sample_torch", [folder], core, environments.LAZY)
         log_progress(f"  {ours.versions}; {theirs.versions}")
+        # The first round compiles and is not counted.
         rounds = [(ours.step(), theirs.step()) for _ in range(1 + pairs)][1:]
-        ours.close(), theirs.close()
+        ours.close()
+        theirs.close()
     if any(cost.loss != other.loss for cost, other in rounds):
         raise SystemExit(
             f"not the same tokens: their checksums are {rounds[0][0].loss} and {rounds[0][1].loss}"

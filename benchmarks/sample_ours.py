@@ -1,4 +1,4 @@
-"""Our side of benchmarks.sample; with sizes it writes what both sides read."""
+"""Our side of benchmarks.sample. With sizes as an argument it writes the inputs of both sides."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import Model
 
-WEIGHTS, ASKED = "weights", "asked.json"  # in the folder that the sides share
+# Names in the folder that both sides read.
+WEIGHTS, REQUEST = "weights", "request.json"
 
 
 def write_inputs(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
-    """Write random weights as a Hugging Face folder, and prompts."""
+    """Write random weights as a Hugging Face folder, and random prompts."""
     model: Any = pydantic.TypeAdapter(Model).validate_python(sizes["model"])
     network = Network(model, mesh.build_mesh(spec.Mesh(), jax.devices()[:1]))
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     params = {
-        name: draw.normal(0.0, 0.05, like.shape).astype(np.float32)
+        name: rng.normal(0.0, 0.05, target.shape).astype(np.float32)
         + ("norm" in name and "scale" in name)
-        for name, like in network.abstract.items()
+        for name, target in network.abstract.items()
     }
     save.save_model(
         str(folder / WEIGHTS),
         model,
         {name: array.astype(np.float32) for name, array in params.items()},
     )
-    prompts = draw.integers(0, model.vocab, (sizes["rows"], sizes["prompt"])).tolist()
-    (folder / ASKED).write_text(json.dumps({"prompts": prompts, "tokens": sizes["tokens"]}))
+    prompts = rng.integers(0, model.vocab, (sizes["rows"], sizes["prompt"])).tolist()
+    (folder / REQUEST).write_text(json.dumps({"prompts": prompts, "tokens": sizes["tokens"]}))
 
 
 def main() -> None:
@@ -46,15 +47,18 @@ def main() -> None:
     if len(sys.argv) > 2:
         write_inputs(folder, json.loads(sys.argv[2]))
         return
-    options, loaded = (
-        json.loads((folder / ASKED).read_text()),
-        load_text_model(str(folder / WEIGHTS)),
-    )
+    request = json.loads((folder / REQUEST).read_text())
+    model = load_text_model(str(folder / WEIGHTS))
 
     def run_step() -> float:
-        generated = loaded.generate(options["prompts"], max_tokens=options["tokens"])
+        """Return a checksum of the tokens."""
+        groups = model.generate(request["prompts"], max_tokens=request["tokens"])
         return float(
-            sum((at + 1) * token for (sample,) in generated for at, token in enumerate(sample.ids))
+            sum(
+                number * token
+                for (sample,) in groups
+                for number, token in enumerate(sample.ids, start=1)
+            )
         )
 
     serve_steps(f"jax {jax.__version__}", run_step)

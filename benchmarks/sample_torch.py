@@ -1,4 +1,4 @@
-"""transformers' side of benchmarks.sample: eager PyTorch with its key-value cache, one thread."""
+"""The side of transformers in benchmarks.sample: eager PyTorch with a key-value cache."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from benchmarks.side import serve_steps
 def main() -> None:
     torch.set_num_threads(1)
     folder = pathlib.Path(sys.argv[1])
-    options = json.loads((folder / "asked.json").read_text())
+    request = json.loads((folder / "request.json").read_text())
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "weights").eval()
-    rows = torch.tensor(options["prompts"])
+    rows = torch.tensor(request["prompts"])
 
     def run_step() -> float:
+        """Return a checksum of the tokens."""
         with torch.no_grad():
             tokens = model.generate(
                 rows,
                 attention_mask=torch.ones_like(rows),
-                max_new_tokens=options["tokens"],
+                max_new_tokens=request["tokens"],
                 do_sample=False,
                 pad_token_id=0,
             )
-        new = tokens[:, rows.shape[1] :].tolist()
-        return float(sum((at + 1) * token for ids in new for at, token in enumerate(ids)))
+        new_tokens = tokens[:, rows.shape[1] :].tolist()
+        return float(
+            sum(number * token for ids in new_tokens for number, token in enumerate(ids, start=1))
+        )
 
     serve_steps(f"torch {torch.__version__}, transformers {transformers.__version__}", run_step)
 

@@ -1,7 +1,7 @@
-"""The cost of the commands for a thousand hosts over a hundred, on fake nodes.
+"""The cost of the launcher's commands for a thousand hosts over a hundred, on fake nodes.
 
-It needs what tests/cluster needs, and its programs built; elsewhere it prints that and measures
-nothing.
+It has the requirements of tests/cluster, whose programs must be built. If one of them is missing,
+it says so and measures nothing.
 """
 
 from __future__ import annotations
@@ -23,44 +23,46 @@ DRY_RUN = "--dry-run=server"
 
 
 def measure_rows(access: Access, folder: pathlib.Path) -> list[Row]:
-    """Return the rows of every command on both sizes, interleaved."""
+    """Return a row for each command, with both sizes measured in turn."""
     with (
         fleet.make_fleet_namespace(access, FEW) as few,
         fleet.make_fleet_namespace(access, MANY) as many,
     ):
         sizes = {FEW: Fleet(few, FEW, folder), MANY: Fleet(many, MANY, folder)}
-        texts = {FEW: sizes[FEW], MOST: Fleet(many, MOST, folder)}
+        # Commands that create no pods are measured with even more hosts.
+        dry_sizes = {FEW: sizes[FEW], MOST: Fleet(many, MOST, folder)}
         rows = [
             compare_sizes(
                 "render",
                 repeat_measurement(
-                    texts, lambda fleet_of_size: fleet_of_size.measure("render", fleet_of_size.file)
+                    dry_sizes,
+                    lambda fleet_of_hosts: fleet_of_hosts.measure("render", fleet_of_hosts.file),
                 ),
             ),
             compare_sizes(
                 "submit --dry-run=server",
                 repeat_measurement(
-                    texts,
-                    lambda fleet_of_size: fleet_of_size.measure(
-                        "submit", fleet_of_size.file, DRY_RUN
+                    dry_sizes,
+                    lambda fleet_of_hosts: fleet_of_hosts.measure(
+                        "submit", fleet_of_hosts.file, DRY_RUN
                     ),
                 ),
             ),
             compare_sizes(
                 "submit",
                 {
-                    hosts: [fleet_of_size.measure("submit", fleet_of_size.file)]
-                    for hosts, fleet_of_size in sizes.items()
+                    hosts: [fleet_of_hosts.measure("submit", fleet_of_hosts.file)]
+                    for hosts, fleet_of_hosts in sizes.items()
                 },
             ),
         ]
-        for fleet_of_size in sizes.values():
-            fleet_of_size.wait_for_pods("ready", WAIT_S)
+        for fleet_of_hosts in sizes.values():
+            fleet_of_hosts.wait_for_pods("ready", WAIT_S)
         rows.append(
             compare_sizes(
                 "status",
                 repeat_measurement(
-                    sizes, lambda fleet_of_size: fleet_of_size.measure_command("status")
+                    sizes, lambda fleet_of_hosts: fleet_of_hosts.measure_command("status")
                 ),
             )
         )
@@ -69,39 +71,38 @@ def measure_rows(access: Access, folder: pathlib.Path) -> list[Row]:
             compare_sizes(
                 "explain",
                 repeat_measurement(
-                    sizes, lambda fleet_of_size: fleet_of_size.measure_command("explain")
+                    sizes, lambda fleet_of_hosts: fleet_of_hosts.measure_command("explain")
                 ),
             ),
         ]
 
 
 def repeat_measurement(
-    sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]
+    sizes: Mapping[int, Fleet], measure: Callable[[Fleet], Cost]
 ) -> dict[int, list[Cost]]:
-    """Return the costs of `once` on each size, ROUNDS times, interleaved."""
+    """Return the costs of `measure` for each size, measured ROUNDS times in turn."""
     rounds = [
-        {hosts: once(fleet_of_size) for hosts, fleet_of_size in sizes.items()}
+        {hosts: measure(fleet_of_hosts) for hosts, fleet_of_hosts in sizes.items()}
         for _ in range(ROUNDS)
     ]
     return {hosts: [costs[hosts] for costs in rounds] for hosts in sizes}
 
 
 def compare_sizes(command: str, costs: Mapping[int, list[Cost]]) -> Row:
-    """Return the larger size's cost over the smaller's."""
-    (few, of_few), (many, of_many) = costs.items()
+    """Return the cost of the larger size over that of the smaller one."""
+    (few, few_costs), (many, many_costs) = costs.items()
     seconds = {
-        hosts: median([cost.seconds for cost in costs_of_size])
-        for hosts, costs_of_size in costs.items()
+        hosts: median([cost.seconds for cost in size_costs]) for hosts, size_costs in costs.items()
     }
     label = f"launcher {command}, {many:,} hosts over {few}"
-    cost_of_many = of_many[0]
-    took = f"{seconds[many]:.2f} s over {seconds[few]:.2f} s"
+    many_cost = many_costs[0]
+    times = f"{seconds[many]:.2f} s over {seconds[few]:.2f} s"
     size = (
-        f"{len(cost_of_many.calls)} calls, {len(cost_of_many.writes)} writes, "
-        f"{cost_of_many.peak_mib:.0f} MiB over {of_few[0].peak_mib:.0f} MiB"
+        f"{len(many_cost.calls)} calls, {len(many_cost.writes)} writes, "
+        f"{many_cost.peak_mib:.0f} MiB over {few_costs[0].peak_mib:.0f} MiB"
     )
-    rounds = f"medians of {len(of_many)}" if len(of_many) > 1 else "one run"
-    return Row(label, seconds[many] / seconds[few], None, f"{took}, {rounds}; {size}")
+    rounds = f"medians of {len(many_costs)}" if len(many_costs) > 1 else "one run"
+    return Row(label, seconds[many] / seconds[few], None, f"{times}, {rounds}; {size}")
 
 
 def main() -> None:

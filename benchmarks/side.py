@@ -1,8 +1,8 @@
 """One side of a comparison: a process that runs steps and measures them.
 
-It runs step by step in turn with others, each held to one core, or by itself, as fast as it can.
-Standard library only, and benchmarks.table of the same: the other sides have environments of their
-own.
+The sides either take turns step by step, each on one core, or one side runs by itself as fast as it
+can. This module and benchmarks.table only import the standard library, because the sides have
+different environments.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeVar
 from benchmarks.table import log_progress, median
 
 T = TypeVar("T")
-WARM, STEPS = 5, 20  # of `paced`
-
+# The numbers of steps of `median_step_s` before the measurement and during it.
+WARM, STEPS = 5, 20
 ROOT = pathlib.Path(__file__).parents[1]
-# JAX and torch read these: one thread each. What else a runtime starts shares the core the process
-# is held to.
+# Variables by which JAX and torch use one thread for computations. Their other threads share the
+# core of the process.
 ONE_THREAD = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
@@ -34,17 +34,17 @@ ONE_THREAD = {
 
 
 class Cost(NamedTuple):
-    """Cost and loss of one step."""
+    """The cost of one step, with the processor time of all threads, and its loss."""
 
     seconds: float
-    cpu_seconds: float  # of all threads
+    cpu_seconds: float
     loss: float
 
 
 class Process:
-    """The parent's end of a process that answers with lines of JSON, first with its versions.
+    """A child process that answers each line with a line of JSON.
 
-    Raises SystemExit when the process has ended.
+    Its first line are the versions of its libraries. Raises SystemExit if the process has ended.
     """
 
     def __init__(
@@ -102,39 +102,39 @@ class Side(Process):
 
 
 def serve_steps(versions: str, step: Callable[[], float]) -> None:
-    """Run `step`, which waits for its result and returns the loss, for each line on stdin."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
+    """For each line on stdin, run `step` and print its cost. `step` returns the loss."""
+    # Libraries must not print between the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps(versions), file=answers, flush=True)
     for _ in sys.stdin:
-        started_at, began_cpu = time.perf_counter(), time.process_time()
+        started_at, cpu_started_at = time.perf_counter(), time.process_time()
         loss = step()
-        print(
-            json.dumps([time.perf_counter() - started_at, time.process_time() - began_cpu, loss]),
-            file=answers,
-            flush=True,
-        )
+        cost = Cost(time.perf_counter() - started_at, time.process_time() - cpu_started_at, loss)
+        print(json.dumps(cost), file=answers, flush=True)
 
 
 def median_step_s(launch: Callable[[], T], wait: Callable[[T], object]) -> float:
     """Return the median seconds of a step, each launched before the previous one is awaited."""
     previous, stamps = launch(), []
     for _ in range(WARM + STEPS):
-        launched = launch()
+        current = launch()
         wait(previous)
-        previous = launched
+        previous = current
         stamps.append(time.perf_counter())
-    return median([end - since for since, end in pairwise(stamps[WARM - 1 :])])
+    return median([end - start for start, end in pairwise(stamps[WARM - 1 :])])
 
 
 def run_alone(
     python: str, module: str, options: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Any:
-    """Return the JSON that the module prints in its own process, or None if it fails."""
-    command, path = [python, "-m", module, json.dumps(options)], {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True
+    """Run a module in its own process and return the JSON that it prints, or None if it fails."""
+    process = subprocess.run(
+        [python, "-m", module, json.dumps(options)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    if done.returncode:
-        log_progress(f"left out: {module} ended with exit code {done.returncode}")
+    if process.returncode:
+        log_progress(f"left out: {module} ended with exit code {process.returncode}")
         return None
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(process.stdout.strip().splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Results of a benchmark: ratios against a baseline of the same run, and their bounds."""
+"""The results of a benchmark: ratios to a baseline of the same run, and their bounds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One result."""
+    """One result.
+
+    Attributes:
+        what: Description of the ratio.
+        ratio: The ratio, or None if only `detail` is reported.
+        bound: Largest acceptable ratio, or None without a bound.
+        detail: The measured numbers.
+    """
 
     what: str
-    ratio: float | None  # None: only reported
+    ratio: float | None
     bound: float | None
     detail: str
 
     @property
     def holds(self) -> bool:
-        """Whether the ratio is within its bound, or has none."""
+        """Whether the ratio is within its bound, if it has one."""
         return self.ratio is None or self.bound is None or self.ratio <= self.bound
 
 
@@ -35,7 +42,17 @@ def paired_row(
     bound: float | None,
     form: str = "{:,.0f}",
 ) -> Row:
-    """Return the ratio of costs by processor time (the machine may be shared), per `units`."""
+    """Return the median ratio of our cost to theirs.
+
+    The ratio is that of processor times, because the machine may have other load.
+
+    Args:
+        label: Description of the ratio.
+        pairs: Pairs of our cost and theirs, with `seconds` and `cpu_seconds`.
+        units: Number of items that each cost is for, to report speeds.
+        bound: Bound of the ratio.
+        form: Format of a speed.
+    """
     ratios, texts = [], []
     for name, unit in (("cpu_seconds", " a second of a core"), ("seconds", "")):
         costs = [[getattr(pair[side], name) for pair in pairs] for side in (0, 1)]
@@ -68,12 +85,12 @@ def exit_code(rows: Sequence[Row]) -> int:
 
 
 def read_rows(stdout: str) -> list[Row]:
-    """Return the rows that `emit` wrote."""
+    """Return the rows that `emit_rows` printed."""
     return [Row(**fields) for fields in json.loads(stdout.strip().splitlines()[-1])]
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """Return the rows as a table."""
+    """Return the rows as a Markdown table."""
     lines = ["| what | ratio | bound | holds | measured |", "|---|---|---|---|---|"]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
@@ -84,7 +101,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def describe_machine() -> str:
-    """Return the machine and the versions of the measurement as text."""
+    """Return the cores and the platform of this machine and the versions of Python and jax."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = f"Python {platform.python_version()}, jax {importlib.metadata.version('jax')}"
     return f"{cores} cores, {platform.system()} {platform.machine()}, {versions}"
@@ -96,10 +113,10 @@ def format_ms(seconds: float) -> str:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, without numpy, which other environments may lack."""
+    """Return the median. Some of the environments have no NumPy."""
     return statistics.median(values)
 
 
 def log_progress(text: str) -> None:
-    """Print progress on stderr: stdout is for the rows."""
+    """Print progress on stderr, because stdout is for the rows."""
     print(text, file=sys.stderr, flush=True)

@@ -1,15 +1,14 @@
-"""Our ViT's train step against Hugging Face's Flax ViT and PyTorch's: one thread each.
+"""Our ViT's train step, compared with Hugging Face's Flax and PyTorch ViTs on one thread each.
 
     python -m benchmarks.vit [--pairs N] [WORD …]
 
-Only shapes whose names have every WORD. PyTorch is eager, compiled, and torch_xla where its
-environment has that.
+With WORDs, only the shapes whose names have all of them are measured. PyTorch is measured eager,
+compiled, and with torch_xla if it is installed.
 
-All start from the same weights and are given the same batch and AdamW, and must agree on the
-losses: in float32, and in bf16, where others have autocast. Each is a process of its own, held to
-one core; they take their steps in turn. Ours has the environment that the launcher gives a train
-block on CPU devices, the others what their users have; Flax is measured a second time with the
-launcher's.
+All sides have the same weights, batch and AdamW, and their losses must agree, in float32 and in
+bf16, for which PyTorch uses autocast. Each side is a process on one core, and they take turns. Ours
+has the environment variables that the launcher sets for a train block on CPU devices. The others
+have none, but Flax is measured a second time with ours.
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ from benchmarks.table import Row, finish_benchmark, format_ms, log_progress, med
 from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 PAIRS = 7
-# The last line of transformers with Flax, on the jax and optax of this environment; torch takes 5
-# GB.
+# Packages whose versions in this environment the environment of the others must have.
 SHARED = ("jax", "jaxlib", "flax", "optax", "numpy", "safetensors")
+# transformers 4.57 is the last version with Flax. torch takes 5 GB.
 REQUIREMENTS = ("transformers==4.57.6", "torch==2.15.0")
 OURS = TRAINER_VARIABLES["cpu"]
 FLAX = "Hugging Face Flax"
 XLA = "torch_xla"
-OTHERS: Mapping[
-    str, tuple[str, Sequence[str], Mapping[str, str]]
-] = {  # module, its arguments and environment
+# Name of a side -> its module, arguments and environment variables.
+OTHERS: Mapping[str, tuple[str, Sequence[str], Mapping[str, str]]] = {
     FLAX: ("benchmarks.vit_flax", [], {}),
     f"{FLAX} in our environment": ("benchmarks.vit_flax", [], OURS),
     "PyTorch eager": ("benchmarks.vit_torch", ["eager"], {}),
@@ -65,20 +63,20 @@ SMALL = {
     "classes": 10,
     "batch": 64,
 }
-SHAPES: Mapping[
-    str, tuple[float | None, dict[str, Any]]
-] = {  # the bound of ours over Flax, and sizes
+# Name of a shape -> the bound of our time over that of Flax, and its sizes.
+SHAPES: Mapping[str, tuple[float | None, dict[str, Any]]] = {
     "ViT-S/16, 224 px, batch 8": (1.0, S16 | {"precision": "fp32"}),
     "ViT-S/16, 224 px, batch 8, bf16": (None, S16 | {"precision": "bf16"}),
     "ViT 6 × 192, 32 px, batch 64": (0.9, SMALL | {"precision": "fp32"}),
     "ViT 6 × 192, 32 px, batch 64, bf16": (None, SMALL | {"precision": "bf16"}),
 }
-# Relative difference of losses of one model; after a few steps ten times that.
-SAME: Mapping[str, float] = {"fp32": 1e-4, "bf16": 1e-2}
+# The largest relative difference between losses of the first step. For the last step it is ten
+# times as large.
+LOSS_TOLERANCE: Mapping[str, float] = {"fp32": 1e-4, "bf16": 1e-2}
 
 
 def build_environment() -> str:
-    """Return the interpreter of the others' environment, built once into the user's cache."""
+    """Build the others' environment in the user's cache if necessary; return its interpreter."""
     packages = [*REQUIREMENTS, *(f"{name}=={importlib.metadata.version(name)}" for name in SHARED)]
     key = hashlib.sha256("\0".join([sys.version, *packages]).encode()).hexdigest()[:12]
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -95,7 +93,7 @@ def build_environment() -> str:
 
 
 def available_sides(python: str) -> tuple[str, ...]:
-    """Return the other sides that the environment has."""
+    """Return the names of the other sides that can run in the environment."""
     if subprocess.run([python, "-c", "import torch_xla"], capture_output=True).returncode == 0:
         return tuple(OTHERS)
     log_progress(f"{XLA} is not installed in {python}: left out")
@@ -105,13 +103,16 @@ def available_sides(python: str) -> tuple[str, ...]:
 def measure_sides(
     sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]
 ) -> dict[str, list[Cost]]:
-    """Return each side's cost of `pairs` steps after two more. Raises if the losses differ."""
+    """Return the costs of `pairs` steps of each side, after two warm-up steps.
+
+    Raises SystemExit if the losses differ.
+    """
     python, core = build_environment(), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         document = json.dumps({"lr": 1e-4, **sizes})
-        ours = sys.executable, "benchmarks.vit_ours"
-        subprocess.run([ours[0], "-m", ours[1], folder, document], check=True)
-        running = {"ours": Side(*ours, [folder], core, OURS)}
+        ours = "benchmarks.vit_ours"
+        subprocess.run([sys.executable, "-m", ours, folder, document], check=True)
+        running = {"ours": Side(sys.executable, ours, [folder], core, OURS)}
         for name in sides:
             module, arguments, environ = OTHERS[name]
             running[name] = Side(python, module, [folder, *arguments], core, environ)
@@ -120,9 +121,9 @@ def measure_sides(
         rounds = [{name: side.step() for name, side in running.items()} for _ in range(2 + pairs)]
         for side in running.values():
             side.close()
-    same = SAME[sizes["precision"]]
-    for number, tolerance in ((0, same), (-1, 10 * same)):
-        losses = {name: cost.loss for name, cost in rounds[number].items()}
+    first_tolerance = LOSS_TOLERANCE[sizes["precision"]]
+    for step, tolerance in ((0, first_tolerance), (-1, 10 * first_tolerance)):
+        losses = {name: cost.loss for name, cost in rounds[step].items()}
         if any(abs(loss - losses["ours"]) > tolerance * losses["ours"] for loss in losses.values()):
             raise SystemExit(f"not the same model: the losses are {losses}")
     return {name: [costs[name] for costs in rounds[2:]] for name in running}

@@ -1,6 +1,6 @@
-"""Hugging Face's Flax ViT under a tutorial's train step: value_and_grad, apply_gradients, jit.
+"""Hugging Face's Flax ViT with a train step as in tutorials: value_and_grad, apply_gradients, jit.
 
-It runs in the environment that benchmarks.vit builds, and imports nothing of the trainer.
+It runs in the environment that benchmarks.vit builds, which does not have the trainer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, An
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
-    sizes, read = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
-    side = sizes["image"][0]  # one number: its Flax model knows only squares
+    sizes, arrays = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
+    # The Flax model only supports square images, and takes one number.
+    side = sizes["image"][0]
     dtype = jnp.bfloat16 if sizes["precision"] == "bf16" else jnp.float32
     model = transformers.FlaxViTForImageClassification.from_pretrained(
         folder / "weights", image_size=side, dtype=dtype
@@ -44,10 +45,10 @@ def main() -> None:
     state = TrainState.create(
         apply_fn=model.__call__, params=model.params, tx=optax.adamw(sizes["lr"], weight_decay=0.0)
     )
-    pixels = (read["images"].astype(np.float32) - 128) / 64
+    pixels = (arrays["images"].astype(np.float32) - 128) / 64
     batch = {
         "pixel_values": jnp.asarray(pixels.transpose(0, 3, 1, 2)),
-        "labels": jnp.asarray(read["labels"]),
+        "labels": jnp.asarray(arrays["labels"]),
     }
 
     def run_step() -> float:

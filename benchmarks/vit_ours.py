@@ -1,4 +1,7 @@
-"""Our side of benchmarks.vit: the trainer's train step. `write` makes what the other sides read."""
+"""Our side of benchmarks.vit: the step of the trainer.
+
+With sizes as an argument it writes the inputs of all sides.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec, ViT
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.user_code import load_object
 
-WEIGHTS, BATCH, SIZES = "weights", "batch.npz", "sizes.json"  # in the folder that the sides share
-SHIFT, SCALE = 128.0, 64.0  # pixel = (byte - SHIFT) / SCALE
+# Names in the folder that all sides read.
+WEIGHTS, BATCH, SIZES = "weights", "batch.npz", "sizes.json"
+# A pixel is (byte - SHIFT) / SCALE.
+SHIFT, SCALE = 128.0, 64.0
 
 
 def make_step(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, ViT]:
-    """Return a step of the ViT of these sizes; weights come from `folder` or are random."""
+    """Return a step for a ViT of these sizes, with random weights or with those in `folder`."""
     model_keys = {
         key: value for key, value in sizes.items() if key not in ("batch", "lr", "precision")
     }
@@ -66,20 +71,21 @@ def write_inputs(sizes: dict[str, Any], folder: pathlib.Path) -> None:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
-        # Not in the process that is measured: its memory would be used.
+        # The inputs are written in another process than the measured one, whose memory would
+        # otherwise be warm.
         write_inputs(json.loads(sys.argv[2]), folder)
         return
     sizes = json.loads((folder / SIZES).read_text())
-    made, _ = make_step(sizes, folder)
-    read = np.load(folder / BATCH)
-    ones = np.ones(len(read["labels"]), np.float32)
-    batch = made.put_batch({"image": read["images"], "label": read["labels"], "weight": ones})
-    made.compile_train(batch)
-    state = made.init_state()
+    step, _ = make_step(sizes, folder)
+    arrays = np.load(folder / BATCH)
+    weight = np.ones(len(arrays["labels"]), np.float32)
+    batch = step.put_batch({"image": arrays["images"], "label": arrays["labels"], "weight": weight})
+    step.compile_train(batch)
+    state = step.init_state()
 
     def run_step() -> float:
         nonlocal state
-        state, metrics = made.train(state, batch)
+        state, metrics = step.train(state, batch)
         jax.block_until_ready(state)
         return float(metrics["loss"])
 

@@ -1,4 +1,4 @@
-"""Hugging Face's PyTorch ViT on one thread: eager, compiled, or by torch_xla if installed.
+"""Hugging Face's PyTorch ViT on one thread: eager, compiled, or with torch_xla.
 
 It runs in the environment that benchmarks.vit builds.
 """
@@ -21,7 +21,7 @@ from benchmarks.side import serve_steps
 def main() -> None:
     torch.set_num_threads(1)
     folder, mode = pathlib.Path(sys.argv[1]), sys.argv[2]
-    sizes, read = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
+    sizes, arrays = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
     xla = importlib.import_module("torch_xla") if mode == "xla" else None
     device = "cpu" if xla is None else xla.device()
     model = (
@@ -32,11 +32,11 @@ def main() -> None:
     forward = torch.compile(model) if mode == "compile" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["lr"], weight_decay=0.0)
     pixels = (
-        torch.from_numpy((read["images"].astype(np.float32) - 128) / 64)
+        torch.from_numpy((arrays["images"].astype(np.float32) - 128) / 64)
         .permute(0, 3, 1, 2)
         .contiguous()
     )
-    pixels, labels = pixels.to(device), torch.from_numpy(read["labels"]).long().to(device)
+    pixels, labels = pixels.to(device), torch.from_numpy(arrays["labels"]).long().to(device)
     is_bf16 = sizes["precision"] == "bf16"
 
     def run_step() -> float:

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.extended
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     """Return the options of the sides for six small images and twenty rows."""
-    monkeypatch.setattr(feeding, "HIGH", 24)
-    monkeypatch.setattr(feeding, "WIDE", 32)
+    monkeypatch.setattr(feeding, "HEIGHT", 24)
+    monkeypatch.setattr(feeding, "WIDTH", 32)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     feeding.write_files(tmp_path, 6, 20)
     yield {"folder": str(tmp_path), "size": 16, "batch": 2, "table_batch": 5, "workers": 0}
