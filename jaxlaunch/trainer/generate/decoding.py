@@ -201,14 +201,14 @@ class SearchState(NamedTuple):
         logits_RV: Logits of the next token of each beam.
         running: The beams. Their score is the sum of log-probabilities.
         finished: The best finished texts. Their score is the mean log-probability.
-        index: Number of tokens that have been chosen.
+        token_index: Number of tokens that have been chosen.
     """
 
     caches: tuple[Cache, ...]
     logits_RV: Array
     running: Texts
     finished: Texts
-    index: Array
+    token_index: Array
 
 
 def search_beams(
@@ -250,18 +250,18 @@ def search_beams(
         # Log-probabilities are negative, so the best possible mean is that of a text at the limit
         # whose further tokens have probability 1.
         bound_B = state.running.score_BK[:, 0] / jnp.asarray(limit, jnp.float32)
-        return (state.index < limit) & jnp.any(bound_B > state.finished.score_BK[:, -1])
+        return (state.token_index < limit) & jnp.any(bound_B > state.finished.score_BK[:, -1])
 
     def extend_search(state: SearchState) -> SearchState:
         parent_BK, running, finished = _extend_beams(state, ends_E)
         row_R = (jnp.arange(batch)[:, None] * count + parent_BK).reshape(rows)
-        token_BK = jnp.take(running.tokens_BKN, state.index, axis=2)
+        token_BK = jnp.take(running.tokens_BKN, state.token_index, axis=2)
         caches = jax.tree.map(lambda x: jnp.take(x, row_R, axis=0), state.caches)
         logits_RV, caches = network.run_token(
-            weights, token_BK.reshape(rows), start + state.index, pad_R, caches
+            weights, token_BK.reshape(rows), start + state.token_index, pad_R, caches
         )
         logits_RV = constrain(logits_RV, "batch", "vocab")
-        return SearchState(caches, logits_RV, running, finished, state.index + 1)
+        return SearchState(caches, logits_RV, running, finished, state.token_index + 1)
 
     logits_RV = constrain(logits_RV, "batch", "vocab")
     state = SearchState(caches, logits_RV, first_beams, no_texts, jnp.zeros((), jnp.int32))
@@ -294,7 +294,7 @@ def _extend_beams(state: SearchState, ends_E: Array) -> tuple[Array, Texts, Text
     parent_BC, token_BC = index_BC // vocab, (index_BC % vocab).astype(jnp.int32)
     tokens_BCN = jnp.take_along_axis(state.running.tokens_BKN, parent_BC[:, :, None], axis=1)
     tokens_BCN = jax.lax.dynamic_update_slice_in_dim(
-        tokens_BCN, token_BC[:, :, None], state.index, axis=2
+        tokens_BCN, token_BC[:, :, None], state.token_index, axis=2
     )
     length_BC = jnp.take_along_axis(state.running.length_BK, parent_BC, axis=1) + 1
     is_end_BC, is_top_C = is_end_token(token_BC, ends_E), jnp.arange(candidates) < count

@@ -78,7 +78,7 @@ class State(NamedTuple):
         done_B: Whether a row has ended.
         pad_B: Number of padding tokens before the prompt.
         sample_B: Number of a row's prompt and sample, from which its random keys are derived.
-        index: Number of tokens that have been chosen.
+        token_index: Number of tokens that have been chosen.
     """
 
     caches: tuple[Cache, ...]
@@ -89,7 +89,7 @@ class State(NamedTuple):
     done_B: Array
     pad_B: Array
     sample_B: Array
-    index: Array
+    token_index: Array
 
 
 class Generator:
@@ -225,7 +225,7 @@ class Generator:
             done_B=row_B >= count * copies,
             pad_B=pad_B,
             sample_B=row_B // copies * MAX_SAMPLES + row_B % copies,
-            index=jnp.zeros((), jnp.int32),
+            token_index=jnp.zeros((), jnp.int32),
         )
         return _constrain_state(state)
 
@@ -247,11 +247,11 @@ class Generator:
         """
 
         def has_more(state: State) -> Array:
-            return (state.index < stop) & ~jnp.all(state.done_B)
+            return (state.token_index < stop) & ~jnp.all(state.done_B)
 
         def add_token(state: State) -> State:
             update = jax.lax.dynamic_update_slice_in_dim
-            logits_BV, index = state.logits_BV.astype(jnp.float32), state.index
+            logits_BV, index = state.logits_BV.astype(jnp.float32), state.token_index
             if is_greedy:
                 token_B = likeliest_tokens(logits_BV)
             else:
@@ -268,7 +268,7 @@ class Generator:
                 score_B=state.score_B + jnp.where(state.done_B, 0.0, logprob_B),
                 length_B=state.length_B + (~state.done_B).astype(jnp.int32),
                 done_B=state.done_B | is_end_token(token_B, ends_E),
-                index=index + 1,
+                token_index=index + 1,
             )
             return _constrain_state(state)
 
