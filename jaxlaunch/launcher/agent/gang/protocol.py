@@ -100,7 +100,7 @@ class Hello:
 
     @property
     def description(self) -> str:
-        """The host with its hostname, node and pod, for use in a sentence."""
+        """The host with its hostname, node and pod, for use in messages."""
         node = f" on {self.node}" if self.node else ""
         return f"host {self.host} ({self.hostname}{node}, pod {self.pod})"
 

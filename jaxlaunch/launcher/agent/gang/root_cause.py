@@ -148,7 +148,7 @@ class Closeness(enum.IntEnum):
     # An exit code without a report. The program of a peer may end with one, too.
     EXIT = 3
     HANG = 4
-    # A rank ended without an error. This is no fault, but it explains echoes of ranks that need it.
+    # A rank ended without an error. This is not a fault, but it explains echoes of its peers.
     LEFT = 5
     ECHO = 6
 
@@ -359,7 +359,7 @@ class Symptoms:
         self._count = 0
 
     def add(self, event: Event, now: float) -> None:
-        """Add an event that arrived at `now`, unless `event_closeness` says that it is no fault."""
+        """Add an event that arrived at `now`, if it has an `event_closeness`."""
         level = event_closeness(event)
         if level is None:
             return

@@ -104,7 +104,7 @@ class ProgramEnd:
         """
         was_killed = self.ended_first and not has_left
         is_above_shell = self.overrides_shell or not is_below_shell
-        # A signal that a wrapper sent is no failure of the program.
+        # A signal that a wrapper sent is not a failure of the program.
         program_code = None if self.was_signalled and (self.code or 0) < 0 else self.code
         if program_code is not None and code not in requeue_codes:
             is_hidden = code == contract.DONE and is_above_shell

@@ -258,7 +258,7 @@ class RankReports:
     def _check_lost_programs(self, now: float) -> None:
         """Report programs that have ended behind a wrapper that is still running.
 
-        The wrapper may handle this, so the event alone is no fault. It explains failures of the
+        The wrapper may handle this, so the event alone is not a fault. It explains failures of the
         peers.
         """
         for child in self._processes.alive_children():

@@ -137,7 +137,7 @@ def _parse_threads(text: str) -> list[ThreadStack]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_frame(line: str) -> Frame | None:
-    """Parse the line of a frame. Thousands of ranks have equal lines, hence the cache."""
+    """Parse the line of a frame. Thousands of ranks have equal lines, so it is cached."""
     match = _FRAME_LINE.match(line)
     return None if match is None else Frame(match["file"], int(match["line"]), match["name"])
 
