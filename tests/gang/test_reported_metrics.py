@@ -11,13 +11,14 @@ from jaxlaunch import contract
 from tests.gang.agents import Gang, make_job, write_script
 from tests.gang.run_files import read_json_lines
 
-# Keeps the numbers that a tracker of the job gets.
+# Keeps the numbers that a tracker of the job gets, without those of the host.
 TRACKER = """
 class Kept:
     def __init__(self, run):
         self.file = open(run.folder + "/kept", "a")
     def log(self, step, values):
-        numbers = {name: round(value, 3) for name, value in values.items()}
+        names = [name for name in values if not name.startswith("train/host_")]
+        numbers = {name: round(values[name], 3) for name in names}
         print(step, *numbers.items(), file=self.file, flush=True)
     def close(self):
         pass

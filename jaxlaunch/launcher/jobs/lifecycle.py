@@ -143,14 +143,15 @@ class StoppingPods:
         events = self._cluster.watch(
             PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s
         )
-        for event, pod in events:
-            # A pod that was deleted while the watch was interrupted has no status in its event.
-            if "status" in pod:
-                self._pods_by_uid[pod["metadata"]["uid"]] = trim_pod(pod)
-            if event == "DELETED" or not _running_pod_uids([pod]):
-                self._running_uids.discard(pod["metadata"]["uid"])
-            if not self._running_uids:
-                return
+        with contextlib.closing(events):
+            for event, pod in events:
+                # A pod that was deleted while the watch was interrupted has no status in its event.
+                if "status" in pod:
+                    self._pods_by_uid[pod["metadata"]["uid"]] = trim_pod(pod)
+                if event == "DELETED" or not _running_pod_uids([pod]):
+                    self._running_uids.discard(pod["metadata"]["uid"])
+                if not self._running_uids:
+                    return
 
 
 def _running_pod_uids(pods: Iterable[Obj]) -> set[str]:
@@ -335,13 +336,18 @@ def _wait_for_change(
     limit_s = max(0.0, min(_WATCH_PERIOD_S, remaining_s))
     fields = f"metadata.name={metadata['name']}"
     events = cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=limit_s)
-    for event, jobset in events:
-        if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
-            raise deleted_error(cluster, metadata)
-        has_suspension_changed = is_suspended(jobset) != is_suspended(earlier_jobset)
-        if terminal_state(jobset) or has_suspension_changed or _count_ready(jobset) < ready_count:
-            return jobset
-        ready_count = _count_ready(jobset)
+    with contextlib.closing(events):
+        for event, jobset in events:
+            if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
+                raise deleted_error(cluster, metadata)
+            has_suspension_changed = is_suspended(jobset) != is_suspended(earlier_jobset)
+            if (
+                terminal_state(jobset)
+                or has_suspension_changed
+                or _count_ready(jobset) < ready_count
+            ):
+                return jobset
+            ready_count = _count_ready(jobset)
     latest_jobset = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
     if latest_jobset is None or latest_jobset["metadata"]["uid"] != metadata["uid"]:
         raise deleted_error(cluster, metadata)

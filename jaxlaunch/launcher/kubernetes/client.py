@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import email.utils
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
@@ -190,7 +190,7 @@ class Cluster:
         fields: str = "",
         since: str = "",
         limit_s: float | None = None,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Yield ADDED, MODIFIED and DELETED events, each change once, for `limit_s` seconds.
 
         Without a resource version in `since`, all existing objects come first as ADDED. The watch

@@ -246,7 +246,12 @@ class Transport:
                 if _is_untrusted(error) or (failure.was_sent and not is_idempotent):
                     pause_s = None
             if pause_s is None or attempt == MAX_TRIES or time.monotonic() + pause_s > deadline:
-                raise failure from None
+                try:
+                    raise failure from None
+                finally:
+                    # The traceback refers to this frame. Without the cycle, connections of the
+                    # frames above are closed at once and not by the garbage collector.
+                    del failure
             time.sleep(pause_s)
         raise AssertionError("the last attempt raises")
 

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxlaunch.launcher.errors import ApiError, UnreachableError
@@ -66,7 +66,7 @@ class Watch:
         # The metadata of each object in its last event.
         self._metadata_by_uid: dict[str, dict[str, Any]] = {}
 
-    def iter_events(self) -> Iterator[Event]:
+    def iter_events(self) -> Generator[Event, None, None]:
         """Yield ADDED, MODIFIED and DELETED, each change once, for `limit_s` seconds.
 
         Raises:

@@ -124,7 +124,9 @@ class RunReport:
             next_step = "The same command starts it again: it reported no saved step."
             if self.brief.committed is not None:
                 next_step = "It is saved. The same command resumes it."
-        elif verdict.code != contract.DONE:
+        elif verdict.code == contract.DONE:
+            next_step = self._describe_slow_rank()
+        else:
             next_step = f"Exit code {verdict.code}: {outcome.meaning}."
             if link := troubleshooting.command_for_code(verdict.code):
                 next_step += f" What to do: {link}"
@@ -136,7 +138,6 @@ class RunReport:
         text = f"{name} {_END_PHRASES[state]} after {duration}{at_step}: {message}"
         if verdict.code == contract.DONE:
             text = f"{name} is done in {duration}{numbers or at_step}."
-            next_step = self._describe_slow_rank()
         return {"state": state, "text": text, "todo": next_step.strip()}
 
     def _describe_hang(self) -> str:

@@ -347,9 +347,8 @@ def first_line_without(verb: str, without: CommandResult) -> str:
     lines_value = plain_text(
         without.out if verb in ("explain", "status") and without.out else without.err
     ).splitlines()
-    lines = [
-        line for line in lines_value if "waiting for an answer" not in line
-    ]  # on a machine that is busy
+    # On a machine that is busy.
+    lines = [line for line in lines_value if not line.startswith("launcher: waiting for ")]
     return lines[0].removeprefix("lm").removeprefix(": ").strip() if lines else ""
 
 
