@@ -199,8 +199,8 @@ class BuiltInTraining(Training[TrainState]):
         for note in filter(None, notes):
             self.note(note)
         baselines = train_set.baseline_metrics(eval_set) if jax.process_index() == 0 else {}
-        self._evaluator = Evaluator(spec, task, self.step, evaluation, context, baselines)
-        self.has_evaluation = self._evaluator.has_work
+        self.evaluator = Evaluator(spec, task, self.step, evaluation, context, baselines)
+        self.has_evaluation = self.evaluator.has_work
         self.settings = Settings(
             steps=total_steps,
             log_every=spec.log_every,
@@ -255,7 +255,7 @@ class BuiltInTraining(Training[TrainState]):
 
     def _save_model_files(self) -> None:
         """Save the tokenizer and the preprocessing next to the checkpoints."""
-        run_on_primary(partial(saved_files.save_inputs, self.folder, self._evaluator.inputs))
+        run_on_primary(partial(saved_files.save_inputs, self.folder, self.evaluator.inputs))
         if files := tokenizer_files(self.spec.data):
             run_on_primary(partial(saved_files.save_tokenizer, self.folder, files))
 
@@ -303,7 +303,7 @@ class BuiltInTraining(Training[TrainState]):
         """
         if self.step.builder.is_builtin:
             train = {count: self.pipeline.batch_specs(count) for count in self._dispatch_sizes}
-            batches = self._evaluator.batches
+            batches = self.evaluator.batches
             held_out = None if batches is None else batches.batch_specs()
             threads = ThreadPoolExecutor(1, "compile")
             self._compilation = threads.submit(self._compile_steps, train, held_out)
@@ -315,14 +315,14 @@ class BuiltInTraining(Training[TrainState]):
             count: self.step.put_batch(self.pipeline.read_batch(start, count))
             for count in self._dispatch_sizes
         }
-        held_out = self._evaluator.first_batch()
+        held_out = self.evaluator.first_batch()
         self.progress.report_phase("compile", start)
         # `exception` waits until the thread has ended.
         if self._compilation is None or self._compilation.exception() is not None:
             flops = self._compile_steps(train, held_out)
         else:
             flops = self._compilation.result()
-        self._evaluator.compile_pictures()
+        self.evaluator.compile_pictures()
         return flops
 
     @property
@@ -337,7 +337,7 @@ class BuiltInTraining(Training[TrainState]):
         for count, batch in sorted(train.items()):
             self.step.compile_train(batch, count)
         if held_out is not None:
-            self._evaluator.compile(held_out)
+            self.evaluator.compile(held_out)
         return self.step.count_flops(train[1])
 
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Batch]:
@@ -381,11 +381,11 @@ class BuiltInTraining(Training[TrainState]):
 
     def evaluate(self, state: TrainState, between: Callable[[], None]) -> dict[str, float]:
         """Return the means over the held-out set, as Evaluator.evaluate does."""
-        return self._evaluator.evaluate(state, between, self.note)
+        return self.evaluator.evaluate(state, between, self.note)
 
     def sample_prompts(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
         """Return a sample of each prompt of train.eval.samples, and report the task's pictures."""
-        return self._evaluator.sample(state)
+        return self.evaluator.sample(state)
 
 
 def _open_sources(spec: TrainSpec, task: Task) -> tuple[DataSource, DataSource | None]:

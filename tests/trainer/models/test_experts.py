@@ -154,7 +154,7 @@ def reference_output(
         logits = x[b, t] @ router
         shares = np.exp(logits) / np.exp(logits).sum()
         chosen = np.argsort(-shares)[: experts.per_token]
-        total = shares[chosen].sum() if experts.is_normal else 1.0
+        total = shares[chosen].sum() if experts.normalizes_shares else 1.0
         for choice, expert in enumerate(chosen):
             if has_place is None or has_place[b, t, choice]:
                 gated = x[b, t] @ gate[expert]

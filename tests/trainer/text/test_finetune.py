@@ -96,9 +96,9 @@ def make_job(example: str, folder: Path, **keys: Any) -> TrainSpec:
 
 def bits_per_byte(training: BuiltInTraining) -> float:
     """Of the held-out rows, before the first step."""
-    assert training.held_out.batches is not None
+    assert training.evaluator.batches is not None
     state, bits, counted = training.step.init_state(), 0.0, 0.0
-    for batch in training.held_out.batches.iterate(training.step.put_batch):
+    for batch in training.evaluator.batches.iterate(training.step.put_batch):
         training.step.compile_eval(batch)
         total, weight = training.step.evaluate(state, batch)[0]["bits_per_byte"]
         bits, counted = bits + float(total), counted + float(weight)
