@@ -322,7 +322,9 @@ def test_splash_accepts_fewer_rows_than_shards() -> None:
     """As a task's bare loss does in evaluation, one row at a time."""
     row = jax.ShapeDtypeStruct((1, splash.LANES, 4, 64), np.float32)
     with jax.set_mesh(mesh.build_mesh(spec.Mesh(dp=2, fsdp=2, mp=2))):
-        attend = partial(splash.splash_attention, segment_ids=None, scores=implementations.Scores(True))
+        attend = partial(
+            splash.splash_attention, segment_ids=None, scores=implementations.Scores(True)
+        )
         attended = jax.eval_shape(attend, row, row, row)
     assert attended.shape == row.shape
 

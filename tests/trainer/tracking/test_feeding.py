@@ -232,6 +232,8 @@ def test_offline_run_is_one_complete_folder_with_the_job(
     assert samples == [(step, wanted) for step in (2, 4, 6)]
 
 
+# JAX, which other tests of this process have imported, warns of forks.
+@pytest.mark.filterwarnings("ignore:os.fork")
 def test_program_whose_fork_outlives_it_has_every_line_at_its_tracker(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
