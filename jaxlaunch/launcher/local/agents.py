@@ -194,7 +194,7 @@ class Gang:
 def kill_orphans(uid: str) -> int:
     """Kill every process of this user that belongs to run `uid`, and return their number.
 
-    While an agent of the run lives, its processes are no orphans, and none is killed.
+    While an agent of the run lives, its processes are not orphans, and none is killed.
     """
     killed_pids: set[int] = set()
     deadline = time.monotonic() + KILL_TIMEOUT_S
