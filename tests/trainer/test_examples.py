@@ -161,7 +161,7 @@ def test_diffusion_model_draws_requested_classes(
 
     def noise(x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
         """Of a network that knows that every image is its class."""
-        remaining = jnp.asarray(diffusion.ALPHA)[time_B][:, None, None, None]
+        remaining = jnp.asarray(diffusion.ALPHA_BAR)[time_B][:, None, None, None]
         expected = label_B[:, None, None, None] / 5.0 - 1.0
         return (x - jnp.sqrt(remaining) * expected) / jnp.sqrt(1 - remaining)
 
@@ -178,7 +178,9 @@ def test_samples_are_judged_by_another_classifier(
 ) -> None:
     diffusion = importlib.import_module("diffusion")
     monkeypatch.setattr(diffusion, "T", 4)
-    diffusion.judge(str(trained("diffusion")), str(trained("mnist")), 24, sure=0.0)
+    diffusion.judge_samples(
+        str(trained("diffusion")), str(trained("mnist")), 24, min_confidence=0.0
+    )
     held_out, samples, options = capsys.readouterr().out.splitlines()[-3:]
     for line, start in (
         (held_out, "held out: 100.0% of 16 are"),
