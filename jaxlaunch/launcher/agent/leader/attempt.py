@@ -225,7 +225,7 @@ class Attempt:
                 return self._stop_verdict(PendingStop(OUTSIDE_STOP, now, now), True)
             return self._never_joined_verdict() or self._done_verdict()
         if len(self.ranks.versions) > 1:
-            facts = self._mixed_versions()
+            facts = _mixed_versions(self.statuses)
             return verdict_for(facts, rank=max(facts.versions))
         return self._symptoms_verdict(now, last_message_at)
 
@@ -263,16 +263,6 @@ class Attempt:
                 return None
             event = self.hang.find_stalled_rank(event) or event
         return verdict_for_event(self._find_handled_cause(level, now) or event)
-
-    def _mixed_versions(self) -> Failure:
-        """Return the failure with the first two ranks that have different versions of JAX."""
-        versions = {
-            rank: str(status.jax) for rank, status in enumerate(self.statuses) if status.jax
-        }
-        first_rank, first_version = next(iter(versions.items()))
-        rank = next(rank for rank, version in versions.items() if version != first_version)
-        pair = {first_rank: first_version, rank: versions[rank]}
-        return Failure(FailureKind.MIXED_VERSIONS, versions=pair)
 
     def _find_nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
         """Return the symptom closest to the cause, with its time of arrival and its closeness."""
@@ -411,7 +401,8 @@ class Attempt:
         lost_events = self._symptoms.events_at(Closeness.HOST) if self._lost_rank_count else []
         if any(report.get("saved") for report in reports):
             steps = [step for report in reports if isinstance(step := report.get("step"), int)]
-            step, late_ranks = max(steps, default=0), {} if all_reported else self._late_ranks()
+            step = max(steps, default=0)
+            late_ranks = {} if all_reported else _late_ranks(self.statuses)
             failure = stop_failure(StopOutcome.SAVED, saved_step=step, late=late_ranks)
             lost_hosts = tuple(event.lost for event in lost_events if event.lost is not None)
             return dataclasses.replace(failure, lost_hosts=lost_hosts)
@@ -428,21 +419,31 @@ class Attempt:
             committed_step = (self.ranks.committed or None) if lost_events else None
             failure = failure_for_event(cause[0])
             return stop_failure(outcome, failure, committed_step=committed_step)
-        return stop_failure(outcome, late=self._late_ranks(), was_killed=stop.is_killed)
+        return stop_failure(outcome, late=_late_ranks(self.statuses), was_killed=stop.is_killed)
 
-    def _late_ranks(self) -> dict[str, Numbers]:
-        """Return the ranks that did not reach the common stop, by phase.
 
-        The phase is "" for a program that reports none. Ranks in "step" or "done" are omitted if
-        others are in another phase, since they wait for those.
-        """
-        ranks_by_phase: dict[str, list[int]] = {}
-        for rank, status in enumerate(self.statuses):
-            if status.stopped is None:
-                ranks_by_phase.setdefault(status.phase or "", []).append(rank)
-        outside_step = ranks_by_phase.keys() - {"step", "done"}
-        return {
-            phase: Numbers.from_sequence(ranks)
-            for phase, ranks in ranks_by_phase.items()
-            if phase in outside_step or not outside_step
-        }
+def _mixed_versions(statuses: Sequence[Status]) -> Failure:
+    """Return the failure with the first two ranks that have different versions of JAX."""
+    versions = {rank: str(status.jax) for rank, status in enumerate(statuses) if status.jax}
+    first_rank, first_version = next(iter(versions.items()))
+    rank = next(rank for rank, version in versions.items() if version != first_version)
+    pair = {first_rank: first_version, rank: versions[rank]}
+    return Failure(FailureKind.MIXED_VERSIONS, versions=pair)
+
+
+def _late_ranks(statuses: Sequence[Status]) -> dict[str, Numbers]:
+    """Return the ranks that did not reach the common stop, by phase.
+
+    The phase is "" for a program that reports none. Ranks in "step" or "done" are omitted if others
+    are in another phase, since they wait for those.
+    """
+    ranks_by_phase: dict[str, list[int]] = {}
+    for rank, status in enumerate(statuses):
+        if status.stopped is None:
+            ranks_by_phase.setdefault(status.phase or "", []).append(rank)
+    outside_step = ranks_by_phase.keys() - {"step", "done"}
+    return {
+        phase: Numbers.from_sequence(ranks)
+        for phase, ranks in ranks_by_phase.items()
+        if phase in outside_step or not outside_step
+    }
