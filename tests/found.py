@@ -16,7 +16,8 @@ from pathlib import Path
 from jaxlaunch.launcher import troubleshooting
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / troubleshooting.PAGE).read_text(encoding="utf-8")
+# The generated table of situations, which is last, has no messages.
+PAGE = (ROOT / troubleshooting.PAGE).read_text(encoding="utf-8").partition("\n| situation |")[0]
 ROWS = [
     re.split(r"(?<!\\)\|", line)[1:-1]
     for line in PAGE.splitlines()

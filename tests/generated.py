@@ -96,12 +96,12 @@ def files() -> Mapping[str, Callable[[str], str]]:
 
     return {
         "README.md": installs,
-        "docs/install.md": installs,
+        "docs/quickstart.md": installs,
         "docs/api.md": lambda _: api.make_page(),
         "docs/job-yaml.md": lambda _: schema.job_page(),
         "docs/cli.md": lambda _: cli_page.make_page(),
         "docs/platforms.md": lambda _: platforms_page.make_page(),
-        "docs/explain.md": situations.render_page,
+        "docs/troubleshooting.md": situations.render_page,
         "docs/metrics.md": metrics,
         "docs/exit-codes.md": exit_codes,
         "helm/launcher/values.schema.json": chart_schema.update_schema,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jaxlaunch.launcher.cli.help import find_section, list_anchors
 from tests import needs
 from tests.gang import memorylimit
 from tests.gang.runs import (
@@ -242,22 +243,21 @@ def test_the_rules_pass_promtool() -> None:
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_every_alert_has_a_page_a_severity_a_row_and_a_test() -> None:
-    tests, page_of_alerts = Path(__file__).read_text(), (ROOT / "docs/alerts.md").read_text()
+def test_every_alert_has_a_section_a_severity_a_row_and_a_test() -> None:
+    tests, page = Path(__file__).read_text(), (ROOT / "docs/alerts.md").read_text()
     for rule in ALERTS:
-        page = ROOT / rule["annotations"]["runbook_url"]
-        assert page == ROOT / "docs" / "runbooks" / f"{rule['alert']}.md"
-        assert page.read_text().startswith(f"# {rule['alert']}\n")
-        assert rule["labels"]["severity"] in ("critical", "warning")
+        name, severity = rule["alert"], rule["labels"]["severity"]
+        anchor = name.lower()
+        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{anchor}"
+        section = find_section(page, anchor)
+        assert section is not None and section.startswith(f"## {name}\n")
+        assert "**How to see it**" in section and "**What to do**" in section
+        assert severity in ("critical", "warning")
         assert {"summary", "description"} <= rule["annotations"].keys()
-        assert f'wait_until_firing("{rule["alert"]}"' in tests
-        assert (
-            f"| [{rule['alert']}](runbooks/{page.name}) | {rule['labels']['severity']} |"
-            in page_of_alerts
-        )
-    assert {path.stem for path in (ROOT / "docs/runbooks").glob("*.md")} == {
-        rule["alert"] for rule in ALERTS
-    }
+        assert f'wait_until_firing("{name}"' in tests
+        assert f"| [{name}](#{anchor}) | {severity} |" in page
+    sections = {anchor for anchor in list_anchors(page) if anchor.startswith("jaxlaunch")}
+    assert sections == {rule["alert"].lower() for rule in ALERTS}
     assert len(ALERTS) == 10
 
 

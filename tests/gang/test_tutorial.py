@@ -27,7 +27,7 @@ EXAMPLES = DOCS.parent / "examples"
         ("your-model.md", 1),
         ("your-loop.md", 1),
         ("fine-tune.md", 5),
-        ("tutorials.md", 1),
+        ("from-pytorch.md", 1),
         ("first-cluster-job.md", 4),  # what needs a cluster runs in tests/cluster/test_readme.py
     ],
 )
@@ -64,7 +64,7 @@ def test_tutorial_example_prints_its_result(name: str, output: str, tmp_path: Pa
     document = yaml.safe_load((EXAMPLES / "tutorials" / f"{name}.yaml").read_text())
     result = assert_success(run_job(tmp_path, document | {"code": str(EXAMPLES / "tutorials")}))
     assert list(tutorials.missing_lines(output, result.stdout)) == []
-    assert output in (DOCS / "tutorials.md").read_text()
+    assert output in (DOCS / "from-pytorch.md").read_text()
     assert result.summary["restarts"] == {}
     if name == "mnist":
         assert float(result.stdout.partition("accuracy ")[2].split()[0]) > 0.8

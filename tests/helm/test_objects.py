@@ -675,7 +675,7 @@ def test_an_alert_s_threshold_duration_severity_and_runbook_are_values(helm: Hel
         "critical",
     )
     url = changed["JaxlaunchHang"]["annotations"]["runbook_url"]
-    assert url == "https://example.org/docs/runbooks/JaxlaunchHang.md"
+    assert url == "https://example.org/docs/alerts.md#jaxlaunchhang"
     same = plain.keys() - {"jaxlaunch:threshold:restarts", "JaxlaunchHang"}
     assert all(plain[name]["expr"] == changed[name]["expr"] for name in same)
 

@@ -69,9 +69,9 @@ def find_installs_from_an_index_without_the_package() -> Iterator[str]:
     for path in (ROOT / "README.md", *PAGES) if not installation.ON_INDEX else ():
         if command.search(path.read_text()):
             yield f"{path.relative_to(ROOT)} installs jaxlaunch from an index"
-    text = (ROOT / "docs/install.md").read_text()
+    text = (ROOT / "docs/quickstart.md").read_text()
     if ("not on the Python Package Index" in text) == installation.ON_INDEX:
-        yield "docs/install.md is wrong about the Python Package Index"
+        yield "docs/quickstart.md is wrong about the Python Package Index"
 
 
 def find_other_pythons() -> Iterator[str]:

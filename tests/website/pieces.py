@@ -39,6 +39,7 @@ TROUBLESHOOTING = {
         "Deletion",
         "States that are not errors",
     ),
+    "What explain reports": ("What explain reports",),
 }
 KUBERNETES = {
     "Prepare a cluster": (

@@ -83,7 +83,7 @@ def docs_folder() -> Path | None:
 
 
 def list_pages(docs: Path) -> dict[str, Path]:
-    """Return the pages by name, such as `quickstart` or `runbooks/JaxlaunchHang`."""
+    """Return the pages by name, such as `quickstart`."""
     paths = sorted(docs.rglob("*.md"))
     return {path.relative_to(docs).with_suffix("").as_posix(): path for path in paths}
 

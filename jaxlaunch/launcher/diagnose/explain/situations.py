@@ -1,6 +1,6 @@
 """The situations of `explain`: a key for scripts, the meaning, documentation and the next step.
 
-The table of docs/explain.md is generated from them.
+The last table of docs/troubleshooting.md is generated from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from jaxlaunch.launcher.diagnose.text import (
     SUBMIT,
     SUBMIT_AGAIN,
     NextStep,
-    Renderer,
     advise_ask,
     advise_change,
     advise_resubmit,
@@ -33,7 +32,7 @@ class Situation(NamedTuple):
     """Meaning of a situation, and what to do.
 
     Attributes:
-        meaning: Clause for docs/explain.md, with the job as "it".
+        meaning: Clause for docs/troubleshooting.md, with the job as "it".
         section: Section of docs/troubleshooting.md, or None if nothing is wrong.
         next_step: What to do, or None if every answer with this situation has its own next step.
     """
@@ -387,13 +386,10 @@ def section_link(situation: str, code: int | None = None) -> str | None:
 
 
 def render_page(text: str) -> str:
-    """Return the text of docs/explain.md with its table of situations generated again."""
-    table = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
+    """Return the text of docs/troubleshooting.md with its table of situations generated again."""
+    table = "| situation | meaning | see |\n|---|---|---|\n"
     for key, situation in SITUATIONS.items():
-        step, link = "`explain` says what to do", ""
-        if situation.next_step is not None:
-            step = Renderer().render(situation.next_step.full_text())
-        if situation.section is not None:
-            link = f"[{situation.section}](troubleshooting.md#{situation.section})"
-        table += f"| `{key}` | {situation.meaning} | {step} | {link} |\n"
+        section = situation.section
+        link = "" if section is None else f"[{section.replace('-', ' ')}](#{section})"
+        table += f"| `{key}` | {situation.meaning} | {link} |\n"
     return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)

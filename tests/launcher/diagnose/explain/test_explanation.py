@@ -2189,7 +2189,7 @@ def test_every_situation_has_a_meaning_and_is_documented() -> None:
     code = "".join(path.read_text() for path in sources if path.name != "situations.py")
     assert set(re.findall(r'(?:Answer|waits)\(\s*"([a-z-]+)"', code)) <= SITUATIONS.keys()
     assert {explain_job(job).situation for job, _ in CASES.values()} <= SITUATIONS.keys()
-    page = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     assert situations.render_page(page) == page
 
 
