@@ -25,6 +25,8 @@ from jaxlaunch.samples import SampleWriter
 
 # The shortest time between two messages. A loop may report a thousand steps per second.
 MIN_PERIOD_S = 0.1
+# The shortest time between two reads of the place where the tracker shows the run.
+PLACE_PERIOD_S = 1.0
 # The phases of jaxlaunch.contract that a program may report.
 PHASES = ("restore", "compile", "step", "data", "eval", "save", "done")
 
@@ -68,8 +70,8 @@ def report(
       the step: arrays `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 from 0 to 255 or
       floats from 0 to 1. The call copies it, after waiting for a device that is still computing it;
       a background thread writes it. Only the pictures of rank 0 and of the 100 newest steps are
-      kept. A picture that is larger than 1,024 pixels on a side, or than 256 KiB as PNG, is reduced
-      by keeping every second pixel, or fewer.
+      kept, and the job's tracker gets them. A picture that is larger than 1,024 pixels on a side,
+      or than 256 KiB as PNG, is reduced by keeping every second pixel, or fewer.
     - `text`: a text, or up to 8 by name, for the same page: at most 10,000 characters each.
     - `metrics`: numbers by name, or arrays of one number. Those that rank 0 reports with a step are
       written to `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`,
@@ -112,8 +114,7 @@ def report(
         queue.add_messages(messages)
         if step is not None:
             set_step(step)
-            if metrics and (tracker := _open_tracker()) is not None:
-                tracker.follow_step(step)
+        _follow_with_tracker(step if metrics else None, has_items=bool(items))
         if items and (writer := _open_writer()) is not None:
             writer.add_items(_newest_step if step is None else step, items)
 
@@ -198,6 +199,16 @@ def _open_tracker() -> LazyTracker | None:
     return _tracker[1] if _tracker is not None and _tracker[0] == os.getpid() else None
 
 
+def _follow_with_tracker(metrics_step: int | None, *, has_items: bool) -> None:
+    """Have the tracker follow a report with metrics of a step, or with pictures and texts."""
+    if (tracker := _open_tracker()) is None:
+        return
+    if metrics_step is not None:
+        tracker.follow_step(metrics_step)
+    elif has_items:
+        tracker.start()
+
+
 def set_step(step: int) -> None:
     """Set the step of pictures and texts that are reported without one."""
     global _newest_step
@@ -239,24 +250,38 @@ class LazyTracker:
         self._folder, self._note = folder, note
         self._is_started = False
         self._feed: Any = None
+        self._place_read_at = -math.inf
 
     def follow_step(self, step: int) -> None:
         """Start the tracker on the first call. At its end it waits for the line of `step`."""
-        if not self._is_started:
-            self._is_started = True
-            try:
-                # An image without jaxlaunch has only the files that the agent brings.
-                from jaxlaunch import tracker_feed
-            except ImportError:
-                hint = "install it there, next to the package of the tracker"
-                self._print_note(f"no tracker: this image has no jaxlaunch: {hint}")
-                return
-            try:
-                self._feed = tracker_feed.start_feed(self._folder, is_reported=True)
-            except (OSError, ModuleNotFoundError) as error:
-                self._print_note(f"no tracker: {error}")
+        self.start()
         if self._feed is not None:
             self._feed.last_step = step
+
+    def start(self) -> None:
+        """Start the tracker on the first call, and print once where it shows the run."""
+        if self._is_started:
+            self._print_place()
+            return
+        self._is_started = True
+        try:
+            # An image without jaxlaunch has only the files that the agent brings.
+            from jaxlaunch import tracker_feed
+        except ImportError:
+            hint = "install it there, next to the package of the tracker"
+            self._print_note(f"no tracker: this image has no jaxlaunch: {hint}")
+            return
+        try:
+            self._feed = tracker_feed.start_feed(self._folder, is_reported=True)
+        except (OSError, ModuleNotFoundError) as error:
+            self._print_note(f"no tracker: {error}")
+
+    def _print_place(self) -> None:
+        if self._feed is None or time.monotonic() < self._place_read_at + PLACE_PERIOD_S:
+            return
+        self._place_read_at = time.monotonic()
+        if (line := self._feed.announce_place()) is not None:
+            print(line, file=sys.stderr, flush=True)
 
     def close(self, *, stops: bool) -> None:
         """Wait until the tracker has every line, unless the training loop has done so."""

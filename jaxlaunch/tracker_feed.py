@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -70,6 +71,8 @@ class TrackerFeed:
         self._folder, self._log_path = folder, os.path.join(folder, LOG_FILE)
         with open(self._log_path, "wb"):
             pass
+        # Distinguishes the place of this tracker from that of an earlier start.
+        self._feed_id = uuid.uuid4().hex
         self._is_place_announced = False
         # The last step that a program has reported. The agent may not have written its line yet.
         self.last_step = -1
@@ -83,13 +86,14 @@ class TrackerFeed:
         """
         if self._is_place_announced:
             return None
-        place = layout.read_tracker_place(Path(self._folder))
+        place = layout.read_tracker_place(Path(self._folder), self._feed_id)
         self._is_place_announced = place is not None
         return None if place is None else f"tracker: {place[1]}"
 
     def _start_process(self) -> subprocess.Popen[bytes]:
         settings = {
             "folder": self._folder,
+            "feed_id": self._feed_id,
             "is_reported": self._is_reported,
             "uid": os.environ.get(contract.UID, self._folder),
             "opens_s": OPEN_TIMEOUT_S,

@@ -122,6 +122,17 @@ class TensorBoard:
         summary = _encode_bytes(1, value + _encode_bytes(8, tensor))
         self._write_event(_encode_time() + _encode_number(2, step) + _encode_bytes(5, summary))
 
+    def write_image(self, step: int, name: str, png: bytes) -> None:
+        """Write one event with a PNG file."""
+        # Summary.Value has tag (1) and image (4), which has height (1), width (2), colorspace (3)
+        # and encoded_image_string (4). TensorBoard reads the real colours from the file.
+        # In a PNG file, both sizes follow 8 bytes of signature and 8 of the first chunk.
+        width, height = struct.unpack(">II", png[16:24])
+        image = _encode_number(1, height) + _encode_number(2, width) + _encode_number(3, 3)
+        value = _encode_bytes(1, name.encode()) + _encode_bytes(4, image + _encode_bytes(4, png))
+        event = _encode_number(2, step) + _encode_bytes(5, _encode_bytes(1, value))
+        self._write_event(_encode_time() + event)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -138,19 +138,22 @@ def _list_folder(folder: Path) -> list[Path]:
         return []
 
 
-def read_tracker_place(folder: Path) -> tuple[str, str] | None:
+def read_tracker_place(folder: Path, feed_id: str | None = None) -> tuple[str, str] | None:
     """Return where the tracker shows a run: "url" or "command", and the text of either.
 
-    The result is None until the tracker is open.
+    The result is None until the tracker is open. With `feed_id`, the place that an earlier start
+    has recorded does not count.
     """
     try:
         data = regular_files.read_bounded(folder / TRACKER, MAX_TRACKER_BYTES, below=folder)
-        place = json.loads(data)["place"]
+        state = json.loads(data)
+        place = state["place"]
         kind, text = place["kind"], place["text"]
+        is_of_feed = feed_id is None or state.get("feed_id") == feed_id
     except (OSError, ValueError, TypeError, LookupError):
         return None
     is_valid = kind in ("url", "command") and isinstance(text, str)
-    return (kind, text) if is_valid else None
+    return (kind, text) if is_valid and is_of_feed else None
 
 
 def owner_name(folder: Path) -> str | None:

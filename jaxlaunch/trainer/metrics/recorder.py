@@ -20,7 +20,7 @@ from typing import Any
 
 import jax.monitoring
 
-from jaxlaunch import tracker_feed
+from jaxlaunch import reporting, tracker_feed
 from jaxlaunch.contract import Key
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.host_load import HostLoad
@@ -224,6 +224,8 @@ class Metrics:
         """Wait until the tracker has read every line, or only briefly if the run `stops`."""
         if self._feed is None:
             return
+        # The tracker also gets the pictures that a task has just reported.
+        reporting.flush_samples()
         note = self._feed.close_at_stop() if stops else self._feed.close()
         if note is not None:
             _print_note(self._progress, note)

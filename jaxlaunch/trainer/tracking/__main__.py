@@ -1,8 +1,9 @@
 """Sends the metrics of a run to its tracker: `python -m jaxlaunch.trainer.tracking JSON`.
 
-It follows metrics.jsonl and eval.jsonl in the run folder, and sends each line once, even across
-restarts: `tracker.json` stores the id of the run and the last step that was sent from each file. If
-a step is trained again after a restart, only its first line is sent.
+It follows the journals, the reported pictures and texts, and the classification in the run folder,
+and sends each step once, even across restarts: `tracker.json` stores the id of the run and the last
+step that was sent from each source. If a step is trained again after a restart, only its first line
+is sent.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import STEP
 from jaxlaunch.tracker_feed import LATE_CODE, NOT_OPENED_CODE
 from jaxlaunch.trainer.tracking import trackers
+from jaxlaunch.trainer.tracking.media import Media, MediaReader
 
 LOCK_FILE = ".tracker.lock"
 # Name of the journal with samples; the other journals have numbers.
@@ -97,7 +99,13 @@ def _watch_training(lifecycle: _Lifecycle, limits: Mapping[str, Any]) -> None:
 def _send_rows(settings: Mapping[str, Any], lifecycle: _Lifecycle) -> None:
     """Open the tracker, and send each row that appears until the training ends or time runs out."""
     folder = settings["folder"]
-    state = _TrackerState(folder, settings["tracker"], settings["uid"], _name_project(settings))
+    state = _TrackerState(
+        folder,
+        settings["tracker"],
+        settings["uid"],
+        _name_project(settings),
+        feed_id=settings.get("feed_id"),
+    )
     config = settings.get("config") or {}
     tracker = trackers.open_tracker(
         settings["tracker"],
@@ -124,13 +132,19 @@ def _send_rows(settings: Mapping[str, Any], lifecycle: _Lifecycle) -> None:
         name: _JournalReader(os.path.join(folder, file), may_merge=may_merge)
         for name, file in files.items()
     }
+    media_reader = None if built_in is None else MediaReader(folder)
     is_last = False
     while True:
-        for step, journal, row in _read_in_order(readers, is_last=is_last):
-            if step <= state.sent.get(journal, -1) or lifecycle.is_late.is_set():
+        rows: list[tuple[int, str, Any]] = _read_rows(readers, is_last=is_last)
+        if media_reader is not None:
+            newest_step = readers["metrics"].newest_step
+            rows += media_reader.read_media(state.sent, newest_step, is_last=is_last)
+        # Rows of the same step stay in the order of `readers`, followed by the media.
+        for step, source, row in sorted(rows, key=lambda row: row[0]):
+            if step <= state.sent.get(source, -1) or lifecycle.is_late.is_set():
                 continue
-            _send_row(tracker, journal, step, row)
-            state.record_step(journal, step)
+            _send_row(tracker, source, step, row)
+            state.record_step(source, step)
         state.sync_file()
         if is_last:
             return tracker.close()
@@ -142,23 +156,25 @@ def _send_rows(settings: Mapping[str, Any], lifecycle: _Lifecycle) -> None:
             time.sleep(POLL_S)
 
 
-def _read_in_order(
+def _read_rows(
     readers: Mapping[str, _JournalReader], *, is_last: bool
 ) -> list[tuple[int, str, dict[str, Any]]]:
-    """Return the step, the journal and the values of the new rows, in the order of the steps.
-
-    Rows of the same step are in the order of `readers`.
-    """
-    rows = [
+    """Return the step, the journal and the values of the new rows of all journals."""
+    return [
         (row.pop(STEP), journal, row)
         for journal, reader in readers.items()
         for row in reader.read_rows(is_last=is_last)
     ]
-    return sorted(rows, key=lambda row: row[0])
 
 
-def _send_row(tracker: trackers.Tracker, journal: str, step: int, row: dict[str, Any]) -> None:
-    if journal == SAMPLES and isinstance(tracker, trackers.BuiltInTracker):
+def _send_row(
+    tracker: trackers.Tracker, source: str, step: int, row: dict[str, Any] | Media
+) -> None:
+    if isinstance(row, Media):
+        if isinstance(tracker, trackers.BuiltInTracker):
+            tracker.log_media(step, row)
+        return
+    if source == SAMPLES and isinstance(tracker, trackers.BuiltInTracker):
         samples = [item for item in row.get("samples", ()) if isinstance(item, dict)]
         if samples:
             tracker.log_samples(step, samples)
@@ -166,7 +182,7 @@ def _send_row(tracker: trackers.Tracker, journal: str, step: int, row: dict[str,
     row.pop("time", None)
     # Trackers get the names of the TensorBoard events.
     values = {
-        f"{layout.JOURNAL_PREFIXES[journal]}/{name}": float(value)
+        f"{layout.JOURNAL_PREFIXES[source]}/{name}": float(value)
         for name, value in row.items()
         if isinstance(value, int | float)
     }
@@ -183,7 +199,9 @@ def _name_project(settings: Mapping[str, Any]) -> str:
 class _TrackerState:
     """State that survives restarts: the run's id and project, and the last step sent."""
 
-    def __init__(self, folder: str, tracker: str, uid: str, project: str) -> None:
+    def __init__(
+        self, folder: str, tracker: str, uid: str, project: str, *, feed_id: str | None = None
+    ) -> None:
         self._path = Path(folder, layout.TRACKER)
         state: Mapping[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -192,7 +210,7 @@ class _TrackerState:
         state = state if state.get("tracker") == tracker else {}
         # If no id is stored, for example because the run folder was lost with a pod, the id follows
         # from the uid of the job, which is the same in all pods.
-        self._tracker = tracker
+        self._tracker, self._feed_id = tracker, feed_id
         self.id = str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
         # A run stays in the project in which it began.
         self.project = str(state.get("project") or project)
@@ -223,6 +241,7 @@ class _TrackerState:
             "id": self.id,
             "project": self.project,
             "place": self._place,
+            "feed_id": self._feed_id,
             "sent": self.sent,
         }
         atomic_file.write_file(self._path, json.dumps(state).encode(), is_synced=is_synced)

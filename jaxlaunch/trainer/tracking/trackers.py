@@ -11,9 +11,12 @@ from __future__ import annotations
 import abc
 import contextlib
 import fcntl
+import importlib.util
+import io
 import json
 import netrc
 import os
+import re
 import shlex
 import shutil
 import time
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import TensorBoard
+from jaxlaunch.trainer.tracking.media import Media
 
 # The environment variable of each tracker that names the project.
 PROJECT_VARIABLES = {
@@ -90,6 +94,10 @@ class BuiltInTracker(abc.ABC):
         """Store the texts that a model generated after `step` steps."""
 
     @abc.abstractmethod
+    def log_media(self, step: int, media: Media) -> None:
+        """Store the pictures, texts and tables of a step."""
+
+    @abc.abstractmethod
     def describe_place(self) -> Place:
         """Return the place where the run can be viewed."""
 
@@ -115,7 +123,7 @@ class Wandb(BuiltInTracker):
             has_key |= any("wandb" in host for host in netrc.netrc().hosts)
         if not has_key:
             os.environ.setdefault("WANDB_MODE", "offline")
-        self._table = wandb.Table
+        self._table, self._image = wandb.Table, wandb.Image
         self._run: Any = wandb.init(
             id=run.id,
             name=run.name,
@@ -129,6 +137,8 @@ class Wandb(BuiltInTracker):
             dir=run.folder,
         )
         self.is_complete = bool(self._run.offline)
+        # W&B drops what is logged with an earlier step than this.
+        self._newest_step = int(self._run.step)
         # <run folder>/wandb/offline-run-<date>-<id>/files
         self._offline_folder = Path(self._run.dir).parent
         folders = (
@@ -139,12 +149,31 @@ class Wandb(BuiltInTracker):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add the numbers to those of the same step."""
         self._run.log(dict(values), step=step)
+        self._newest_step = max(self._newest_step, step)
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Add a table with a row for each sample."""
         columns = list(dict.fromkeys(key for sample in samples for key in sample))
         rows = [[_format_cell(sample.get(key)) for key in columns] for sample in samples]
         self._run.log({"samples": self._table(columns=columns, data=rows)}, step=step)
+        self._newest_step = max(self._newest_step, step)
+
+    def log_media(self, step: int, media: Media) -> None:
+        """Add pictures and tables. A text is a table of one cell, which is searchable at W&B."""
+        values: dict[str, Any] = {
+            name: self._image(picture, caption=f"step {step}")
+            for name, picture in _open_pictures(media).items()
+        }
+        for name, text in media.texts.items():
+            values[name] = self._table(columns=["step", "text"], data=[[step, text]])
+        for name, table in media.tables.items():
+            # A name may also be that of a picture.
+            key = f"{name}_table" if name in values else name
+            rows = [list(row) for row in table.rows]
+            values[key] = self._table(columns=list(table.columns), data=rows)
+        if values:
+            self._newest_step = max(self._newest_step, step)
+            self._run.log(values, step=self._newest_step)
 
     def describe_place(self) -> Place:
         """Return the address, or the command that uploads an offline run."""
@@ -208,6 +237,17 @@ class Mlflow(BuiltInTracker):
         """Store an artifact with the samples."""
         self._client.log_dict(self._id, {"samples": list(samples)}, f"samples/{step:09}.json")
 
+    def log_media(self, step: int, media: Media) -> None:
+        """Store images by key and step, and artifacts with the texts and the tables."""
+        for name, picture in _open_pictures(media).items():
+            self._client.log_image(self._id, picture, key=_path_name(name), step=step)
+        for name, text in media.texts.items():
+            self._client.log_text(self._id, text, f"{_path_name(name)}/{step:09}.txt")
+        for name, table in media.tables.items():
+            # The form of MLflow's own log_table, which needs pandas.
+            content = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
+            self._client.log_dict(self._id, content, f"{_path_name(name)}/{step:09}.json")
+
     def describe_place(self) -> Place:
         """Return the address at a server, or the command that shows the file store."""
         if self._uri.startswith("http"):
@@ -250,6 +290,22 @@ class Trackio(BuiltInTracker):
         text = "\n\n".join(_format_sample(sample) for sample in samples)
         self._trackio.log({"samples": self._trackio.Markdown(text)}, step=step)
 
+    def log_media(self, step: int, media: Media) -> None:
+        """Add pictures, texts and tables to the step."""
+        values: dict[str, Any] = {
+            name: self._trackio.Image(picture, caption=f"step {step}")
+            for name, picture in _open_pictures(media).items()
+        }
+        for name, text in media.texts.items():
+            # An indented block of Markdown is shown as it is written.
+            values[name] = self._trackio.Markdown(_indent_lines(text))
+        for name, table in media.tables.items():
+            key = f"{name}_table" if name in values else name
+            rows = [list(row) for row in table.rows]
+            values[key] = self._trackio.Table(columns=list(table.columns), data=rows)
+        if values:
+            self._trackio.log(values, step=step)
+
     def describe_place(self) -> Place:
         """Return the command that shows the project."""
         variable = f"TRACKIO_DIR={shlex.quote(self._store)} " if self._is_own_store else ""
@@ -268,8 +324,7 @@ class Events(BuiltInTracker):
         self._folder = os.path.join(run.folder, layout.TENSORBOARD)
         self._board = TensorBoard(self._folder, run.step)
         config = json.dumps(run.config, indent=1, ensure_ascii=False)
-        # An indented block of Markdown, which TensorBoard shows as it is written.
-        self._board.write_text(run.step, "job", "    " + config.replace("\n", "\n    "))
+        self._board.write_text(run.step, "job", _indent_lines(config))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write an event."""
@@ -278,6 +333,15 @@ class Events(BuiltInTracker):
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Write the samples as one text."""
         self._board.write_text(step, "samples", "\n\n".join(map(_format_sample, samples)))
+
+    def log_media(self, step: int, media: Media) -> None:
+        """Write pictures as images, and texts and tables as Markdown."""
+        for name, png in media.images.items():
+            self._board.write_image(step, name, png)
+        for name, text in media.texts.items():
+            self._board.write_text(step, name, _indent_lines(text))
+        for name, table in media.tables.items():
+            self._board.write_text(step, name, table.to_markdown())
 
     def describe_place(self) -> Place:
         """Return the command that shows the run."""
@@ -327,6 +391,37 @@ def _format_cell(value: Any) -> str:
 
 def _format_sample(sample: Mapping[str, Any]) -> str:
     return "\n\n".join(f"**{key}:** {_format_cell(value)}" for key, value in sample.items())
+
+
+def _indent_lines(text: str) -> str:
+    """Return a block of Markdown that is shown as it is written."""
+    return "    " + text.replace("\n", "\n    ")
+
+
+def _open_pictures(media: Media) -> dict[str, Any]:
+    """Return the pictures as objects of Pillow by name, without damaged ones.
+
+    The trackers need Pillow for pictures. The program that reports them may not have it.
+    """
+    if not media.images or importlib.util.find_spec("PIL") is None:
+        return {}
+    from PIL import Image
+
+    pictures = dict[str, Any]()
+    for name, png in media.images.items():
+        try:
+            with Image.open(io.BytesIO(png)) as picture:
+                picture.load()
+        except (OSError, ValueError, SyntaxError) as error:
+            print(f"{name} is not a picture: {error}", flush=True)
+        else:
+            pictures[name] = picture
+    return pictures
+
+
+def _path_name(name: str) -> str:
+    """Return a name as MLflow's folders may have it."""
+    return "/".join(re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in name.split("/", 1))
 
 
 def _find_store(folder: str, name: str) -> str:

@@ -14,6 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# The media that the test writes, by the name that a tracker has for them.
+MEDIA = {
+    "samples": "samples",
+    "images": "reported/digits",
+    "texts": "reported/text",
+    "confusions": "eval/confusion",
+}
 BLOCK_BYTES, HEADER_BYTES = 32768, 7
 
 
@@ -36,7 +43,7 @@ def read_records(path: Path) -> Iterator[bytes]:
 def read_wandb(folder: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2
 
-    result: dict[str, Any] = {"losses": [], "samples": []}
+    result: dict[str, Any] = {"losses": [], **{name: [] for name in MEDIA}}
     for path in folder.glob("job/wandb/offline-run-*/*.wandb"):
         for text in read_records(path):
             record = wandb_internal_pb2.Record()
@@ -53,8 +60,9 @@ def read_wandb(folder: Path) -> dict[str, Any]:
                 step = record.history.step.num
                 if "train/loss" in values:
                     result["losses"].append([step, float(values["train/loss"])])
-                if any(key.startswith("samples/") for key in values):
-                    result["samples"].append(step)
+                for name, tag in MEDIA.items():
+                    if any(key.startswith(f"{tag}/") for key in values):
+                        result[name].append(step)
     return result
 
 
@@ -75,10 +83,17 @@ def read_mlflow(folder: Path) -> dict[str, Any]:
         "hosts": int(tags["hosts"]),
         "lr": float(run.data.params["train.optimizer.lr"]),
         "losses": sorted([metric.step, metric.value] for metric in history),
-        "samples": [
-            int(Path(item.path).stem) for item in client.list_artifacts(run.info.run_id, "samples")
-        ],
+        **{name: list_mlflow_steps(client, run.info.run_id, tag) for name, tag in MEDIA.items()},
     }
+
+
+def list_mlflow_steps(client: Any, run_id: str, tag: str) -> list[int]:
+    """Return the steps of artifacts like samples/000000002.json and images/a~b+step+2+….png."""
+    files = [Path(item.path) for item in client.list_artifacts(run_id, tag)]
+    prefix = tag.replace("/", "~") + "+step+"
+    names = [Path(item.path).name for item in client.list_artifacts(run_id, "images")]
+    steps = {int(name.split("+")[2]) for name in names if name.startswith(prefix)}
+    return sorted(steps.union(int(path.stem) for path in files))
 
 
 def read_trackio(folder: Path) -> dict[str, Any]:
@@ -96,7 +111,7 @@ def read_trackio(folder: Path) -> dict[str, Any]:
         "hosts": config["hosts"],
         "lr": config["train"]["optimizer"]["lr"],
         "losses": [[step, row["train/loss"]] for step, row in rows if "train/loss" in row],
-        "samples": [step for step, row in rows if "samples" in row],
+        **{name: [step for step, row in rows if tag in row] for name, tag in MEDIA.items()},
     }
 
 
@@ -104,7 +119,8 @@ def read_tensorboard(folder: Path) -> dict[str, Any]:
     from tensorboardX.event_file_writer import EventFileWriter  # noqa: F401  # the package is there
     from tensorboardX.proto import event_pb2
 
-    losses, samples, config = dict[int, float](), list[int](), dict[str, Any]()
+    losses, config = dict[int, float](), dict[str, Any]()
+    steps: dict[str, list[int]] = {name: [] for name in MEDIA}
     for path in sorted(
         (folder / "job" / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime
     ):
@@ -116,8 +132,10 @@ def read_tensorboard(folder: Path) -> dict[str, Any]:
             for value in event.summary.value:
                 if value.tag == "train/loss":
                     losses[event.step] = value.simple_value
-                elif value.tag == "samples":
-                    samples.append(event.step)
+                elif names := [name for name, tag in MEDIA.items() if tag == value.tag]:
+                    steps[names[0]].append(event.step)
+                    if names[0] == "images":
+                        assert (value.image.width, value.image.height) == (3, 2)
                 elif value.tag == "job":
                     assert value.metadata.plugin_data.plugin_name == "text"
                     config = json.loads(value.tensor.string_val[0])
@@ -125,7 +143,7 @@ def read_tensorboard(folder: Path) -> dict[str, Any]:
         "hosts": config["hosts"],
         "lr": config["train"]["optimizer"]["lr"],
         "losses": sorted([step, loss] for step, loss in losses.items()),
-        "samples": samples,
+        **steps,
     }
 
 

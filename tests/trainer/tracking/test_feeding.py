@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from jaxlaunch import contract, reporting, tracker_feed
+from jaxlaunch import contract, reporting, samples, tracker_feed
 from jaxlaunch.launcher.job import load
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import Journal
+from jaxlaunch.samples import SampleWriter
 from jaxlaunch.trainer.tracking import __main__ as program
+from jaxlaunch.trainer.tracking import media
 
 TRACKERS = """
 import os
@@ -178,8 +184,11 @@ OFFLINE_WANDB = """
 import json, os, pathlib
 class Table(dict):
     pass
+class Image(dict):
+    def __init__(self, picture, caption):
+        super().__init__(size=picture.size, caption=caption)
 class Run:
-    offline, url = True, None
+    offline, url, step = True, None, 0
     def __init__(self, settings):
         self.rows, self.settings, folder = [], settings, pathlib.Path(settings["dir"], "wandb")
         starts = len(list(folder.glob("offline-run-*")))
@@ -230,6 +239,145 @@ def test_offline_run_is_one_complete_folder_with_the_job(
     samples = [(step, row["samples"]) for step, row in rows if "samples" in row]
     wanted = {"columns": ["prompt", "text"], "data": [["a", "b"]]}
     assert samples == [(step, wanted) for step in (2, 4, 6)]
+
+
+CLASSIFICATION = {
+    "per_class": [
+        {"label": label, "examples": 2, "precision": 1.0, "recall": 0.5, "f1": None}
+        for label in ("cat", "dog | wolf")
+    ],
+    "confusion": [[2, 0], [1, 1]],
+}
+PAIRS = [["cat", "cat", 2], ["cat", "dog | wolf", 0], ["dog | wolf", "cat", 1]]
+
+
+def write_classification(folder: Path, step: int) -> None:
+    (folder / contract.CLASSIFICATION).write_text(json.dumps({"step": step, **CLASSIFICATION}))
+
+
+def test_pictures_texts_and_confusion_are_sent_once_across_restarts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B, whose folder of the first start is lost, gets what is still in the run folder."""
+    (folder / "wandb.py").write_text(OFFLINE_WANDB)
+    (folder / "killed").touch()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    variables = {contract.TRACKER: json.dumps({"tracker": "wandb", "name": "job"})}
+    for first, last in ((0, 4), (2, 6)):
+        writer = SampleWriter(str(folder / samples.FOLDER), pytest.fail)
+        for step in range(first + 2, last + 1, 2):
+            picture = np.full((3, 5), step / 10)
+            items = samples.check_items({"digits": picture}, f"at {step}", is_kept=True)
+            writer.add_items(step, items)
+        writer.flush()
+        write_classification(folder, last)
+        assert run_feed(folder, "", monkeypatch, first, last, variables) is None
+    (start,) = (folder / "wandb").glob("offline-run-*")
+    _, rows = json.loads((start / "files" / "run").read_text())
+    steps = [step for step, _ in rows]
+    assert steps == sorted(steps), "W&B drops what comes after a later step"
+    reports = [(step, row) for step, row in rows if "reported/digits" in row]
+    assert [step for step, _ in reports] == [2, 4, 6]
+    for step, row in reports:
+        assert row == {
+            "reported/digits": {"size": [5, 3], "caption": f"step {step}"},
+            "reported/text": {"columns": ["step", "text"], "data": [[step, f"at {step}"]]},
+        }
+    ((step, row),) = [(step, row) for step, row in rows if "eval/confusion" in row]
+    assert step == 6 and row["eval/classes"]["data"][1] == ["dog | wolf", 2, 1.0, 0.5, None]
+    assert row["eval/confusion_table"]["data"][:3] == PAIRS
+    assert row["eval/confusion"]["caption"] == "step 6"
+
+
+def test_media_wait_for_the_metrics_of_earlier_steps(folder: Path) -> None:
+    """A report of an earlier attempt beyond the resumed step must not overtake the metrics."""
+    reader = media.MediaReader(str(folder))
+    reported = folder / samples.FOLDER
+    reported.mkdir()
+    for step in (3, 8):
+        path = reported / f"{step}.json"
+        path.write_text(json.dumps({"samples": [{"name": "", "text": "a"}]}))
+        os.utime(path, (0, 0))
+
+    def steps_at(newest_step: int, *, is_last: bool = False) -> list[int]:
+        sent = {media.MediaReader.REPORTED: 2}
+        rows = reader.read_media(sent, newest_step, is_last=is_last)
+        return [step for step, _, _ in rows]
+
+    assert steps_at(2) == [] and steps_at(3) == [3] and steps_at(8) == [3, 8]
+    # A program that reports no metrics at all has nothing to wait for.
+    assert steps_at(-1) == [3, 8] and steps_at(2, is_last=True) == [3, 8]
+    os.utime(reported / "8.json")
+    # The program may still add to the newest step.
+    assert steps_at(8) == [3] and steps_at(9) == [3, 8]
+
+
+def test_damaged_media_are_left_out() -> None:
+    items = [None, {"image": "data:image/png;base64,eA=="}, {"image": 3}, {"name": "a", "text": ""}]
+    assert media.convert_reported({"samples": items}) == media.Media({}, {"reported/a": ""}, {})
+    assert media.convert_reported({"samples": 3}) == media.Media({}, {}, {})
+    record = {"per_class": CLASSIFICATION["per_class"], "confusion": [[1]]}
+    assert media.CONFUSION not in media.convert_classification(record).tables
+
+
+def test_many_classes_are_a_table_of_the_confused_pairs() -> None:
+    confused = [{"label": "a|b", "predicted": "c", "examples": 3}]
+    record = {"per_class": CLASSIFICATION["per_class"], "confused": confused}
+    images, _, tables = media.convert_classification(record)
+    assert not images and tables[media.CONFUSION].rows == [["a|b", "c", 3]]
+    assert tables[media.CONFUSION].to_markdown().splitlines()[-1] == "| a\\|b | c | 3 |"
+
+
+def test_confusion_is_drawn_in_shares_of_each_label() -> None:
+    png = media.draw_confusion(["cat", "dog"], [[4, 0], [1, 3]])
+    assert png is not None
+    with Image.open(io.BytesIO(png)) as file:
+        picture = file.convert("RGB")
+    side = picture.width
+    assert picture.size == (side, side)
+    # The corners of the cells, which no text covers.
+    colours = [
+        [picture.getpixel((side - 61 * (2 - column) + 5, side - 61 * (2 - row) + 5))[0]
+         for column in range(2)]
+        for row in range(2)
+    ]  # fmt: skip
+    assert colours[0] == [8, 255] and 8 < colours[1][1] < colours[1][0] < 255
+
+
+def test_place_of_an_earlier_start_is_not_announced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"kind": "command", "text": "wandb sync earlier"}
+    state = {"tracker": "mine:NeverOpens", "place": place, "feed_id": "earlier"}
+    (folder / layout.TRACKER).write_text(json.dumps(state))
+    monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": "mine:NeverOpens", "name": "job"}))
+    feed = tracker_feed.start_feed(str(folder))
+    assert feed is not None and feed.announce_place() is None
+    (folder / layout.TRACKER).write_text(json.dumps(state | {"feed_id": feed._feed_id}))
+    assert feed.announce_place() == "tracker: wandb sync earlier" and feed.announce_place() is None
+    feed._process.kill()
+    feed.close_at_stop()
+
+
+def test_program_that_reports_prints_where_its_tracker_shows_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": "tensorboard", "name": "job"}))
+    monkeypatch.setattr(reporting, "PLACE_PERIOD_S", 0.0)
+    tracker = reporting.LazyTracker(str(folder), pytest.fail)
+    # A program that reports only pictures has a tracker, too, which waits for no metrics.
+    tracker.start()
+    until = time.monotonic() + 60
+    while not (text := capfd.readouterr().err) and time.monotonic() < until:
+        time.sleep(0.1)
+        tracker.start()
+    assert text == f"tracker: tensorboard --logdir {folder}/tensorboard\n"
+    tracker.start()
+    tracker.close(stops=False)
+    assert not capfd.readouterr().err
 
 
 # JAX, which other tests of this process have imported, warns of forks.

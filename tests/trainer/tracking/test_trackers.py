@@ -8,11 +8,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from jaxlaunch import contract, samples
 from jaxlaunch.launcher.job import load
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import Journal
+from jaxlaunch.samples import SampleWriter
 from tests import environments, needs
 
 pytestmark = pytest.mark.extended
@@ -59,6 +62,7 @@ def test_run_is_one_with_its_job_after_a_kill(tmp_path: Path, tracker: str) -> N
                     journals["samples"].write(step, {"samples": [{"prompt": "a", "text": "b"}]})
             for journal in journals.values():
                 journal.close()
+            write_media(folder, first, last)
             if (hosts, first, last) != starts[-1]:
                 wait_for_step(folder, last, program)
                 # A thread of trackio writes its rows, a moment later.
@@ -74,8 +78,32 @@ def test_run_is_one_with_its_job_after_a_kill(tmp_path: Path, tracker: str) -> N
     assert result.pop("losses") == [[step, pytest.approx(1 / step)] for step in range(1, 9)]
     wanted = {"project": "vision", "group": "lr-sweep", "tags": ["team=vision"]}
     wanted = {} if tracker == "tensorboard" else wanted
-    assert result == {**wanted, "hosts": 3, "lr": 0.5, "samples": [2, 4, 6, 8]}
+    steps = [2, 4, 6, 8]
+    # A killed start may have shown the confusion matrix of its evaluation, which is replaced then.
+    assert result.pop("confusions")[-1] == 8
+    assert result == {
+        **wanted,
+        "hosts": 3,
+        "lr": 0.5,
+        "samples": steps,
+        "images": steps,
+        "texts": steps,
+    }
     assert len(list(folder.glob("wandb/offline-run-*"))) == (tracker == "wandb")
+
+
+def write_media(folder: Path, first: int, last: int) -> None:
+    """Write what a program reports in steps `first` + 1 to `last`, and its last evaluation."""
+    writer = SampleWriter(str(folder / samples.FOLDER), pytest.fail)
+    for step in range(first + 1, last + 1):
+        if step % 2 == 0:
+            items = samples.check_items({"digits": np.ones((2, 3))}, {"": "a"}, is_kept=True)
+            writer.add_items(step, items)
+    writer.flush()
+    rates = {"examples": 1, "precision": 1.0, "recall": 1.0, "f1": None}
+    classes = [{"label": label, **rates} for label in "ab"]
+    record = {"step": last, "per_class": classes, "confusion": [[1, 0], [0, 1]]}
+    (folder / contract.CLASSIFICATION).write_text(json.dumps(record))
 
 
 def wait_for_step(folder: Path, step: int, program: subprocess.Popen[bytes]) -> None:
