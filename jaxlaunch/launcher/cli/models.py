@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -59,9 +59,12 @@ def eval_command(
     trainer_process.require_trainer("launcher eval")
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
+    step = "best" if best else step
+    if step == programs.BEST:
+        trainer_process.require_best_step(run)
     training = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
     folder = trainer_process.find_checkpoints(run)
-    program = programs.Evaluate(folder=folder, step="best" if best else step, ema=ema)
+    program = programs.Evaluate(folder=folder, step=step, ema=ema)
     result = _run_program("evaluation", program, training.device_environ())
     classes = result.get("classification")
     # The page of the run reads this file.
@@ -75,6 +78,18 @@ def eval_command(
     result_keys = ["step", "metrics", "examples", *["classification"] * (classes is not None)]
     data = {key: result[key] for key in result_keys}
     output.show_result(data, output_format, _describe_evaluation(result))
+
+
+def _find_step(
+    run: str,
+    step: programs.Step | None,
+    find_folder: Callable[[str], tuple[str, int | None]],
+) -> tuple[str, programs.Step | None]:
+    """Return the folder that `find_folder` finds, and the step of the option or of the folder."""
+    if step == programs.BEST:
+        trainer_process.require_best_step(run)
+    folder, folder_step = find_folder(run)
+    return folder, folder_step if step is None else step
 
 
 def _describe_evaluation(result: Mapping[str, Any]) -> Iterator[str]:
@@ -154,9 +169,7 @@ def predict_command(run: str, files: tuple[str, ...], **settings: Any) -> None:
     finds, and for a CPU job only the CPU.
     """
     trainer_process.require_trainer("launcher predict")
-    folder, step = trainer_process.find_weights(run)
-    if settings["step"] is None:
-        settings["step"] = step
+    folder, settings["step"] = _find_step(run, settings["step"], trainer_process.find_weights)
     program = programs.Predict(folder=folder, files=files, **settings)
     environ: Mapping[str, str] = os.environ
     if trainer_process.has_job(run):
@@ -199,9 +212,7 @@ def sample_command(run: str, output_format: str, **settings: Any) -> None:
     """
     trainer_process.require_trainer("launcher sample")
     _check_prompt(settings)
-    folder, step = trainer_process.find_weights(run)
-    if settings["step"] is None:
-        settings["step"] = step
+    folder, settings["step"] = _find_step(run, settings["step"], trainer_process.find_weights)
     arguments = programs.json_arguments(programs.Sample(folder=folder, **settings))
     if settings["chat"]:
         _show_conversation(arguments, output_format)
@@ -308,8 +319,8 @@ def _show_speed(result: Mapping[str, Any]) -> None:
 def export_command(run: str, **settings: Any) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
-    RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. The
-    command writes config.json and safetensors to DIR, all or none; `transformers` and
+    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, or a
+    folder or URL of checkpoints. The command writes config.json and safetensors to DIR, all or none; `transformers` and
     `train.model.init_from` can load them. The checkpoint is verified first, then read one array at
     a time. The best step is that of train.checkpoint.best. Adapters (train.lora) are written as a
     peft folder: adapter_config.json and adapter_model.safetensors. For images,
@@ -318,7 +329,9 @@ def export_command(run: str, **settings: Any) -> None:
     `launcher predict` and other programs.
     """
     trainer_process.require_trainer("launcher export")
-    program = programs.Export(folder=trainer_process.find_checkpoints(run), **settings)
+    find_folder = trainer_process.find_checkpoint_step
+    folder, settings["step"] = _find_step(run, settings["step"], find_folder)
+    program = programs.Export(folder=folder, **settings)
     result = _run_program("export", program, os.environ)
     model = f"{result['architecture']} of step {result['step']}"
     size = f"{result['parameters']:,} parameters in {result['dtype']}"

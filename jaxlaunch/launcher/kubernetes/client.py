@@ -70,12 +70,13 @@ class Cluster:
             say: Called with a message if the server does not answer for some seconds.
 
         Raises:
-            ClusterError: If the kubeconfig has no such context or cannot be used.
+            ClusterError: If the kubeconfig has no such context or cannot be used, or this Python
+                has no module ssl.
         """
+        name, namespace = kubeconfig.read_context(context)
         # Together with the client this import takes a quarter of a second.
         from jaxlaunch.launcher.kubernetes.transport import Transport
 
-        name, namespace = kubeconfig.read_context(context)
         return cls(Transport(lambda: kubeconfig.open_access(context), name, say), namespace)
 
     @property

@@ -34,6 +34,18 @@ def has_kubeconfig() -> bool:
     return bool(os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
+def _require_ssl() -> None:
+    """Raise ClusterError if this Python was built without OpenSSL, which every request needs."""
+    try:
+        import ssl  # noqa: F401
+    except ImportError as error:
+        raise ClusterError(
+            f"The Python at {sys.executable} has no module ssl ({error}), so it cannot connect to "
+            "a cluster.",
+            f"install jaxlaunch with a Python that was built with OpenSSL. {_LOCAL_HINT}",
+        ) from None
+
+
 def _find_kubeconfig() -> str | None:
     """Return the kubeconfig's paths in the format of KUBECONFIG, or None in a pod without one."""
     setting = os.environ.get("KUBECONFIG") or "~/.kube/config"
@@ -52,9 +64,10 @@ def _find_kubeconfig() -> str | None:
 def read_context(context_name: str | None) -> tuple[str, str]:
     """Return the name and namespace of a context, by default of the current one.
 
-    Raises ClusterError if it does not exist.
+    Raises ClusterError if it does not exist, or this Python has no module ssl.
     """
     paths = _find_kubeconfig()
+    _require_ssl()
     if paths is None:
         return "in-cluster", (_SERVICE_ACCOUNT_FOLDER / "namespace").read_text().strip()
     name, context = _find_context(_merge_files(paths), context_name)

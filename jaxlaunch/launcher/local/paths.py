@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import posixpath
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -189,11 +190,18 @@ def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> N
         try:
             str(path).encode()
         except UnicodeEncodeError:
-            shown_path = os.fsencode(path).decode(errors="backslashreplace")
-            raise UserError(
-                f"{subject}, {shown_path}, has a name that is not UTF-8.",
-                "rename it, or name another.",
-            ) from None
+            name = os.fsencode(path)
+            shown_path = name.decode(errors="backslashreplace")
+            message = f"{subject}, {shown_path}, has a name that is not UTF-8."
+            hint = "rename it, or name another."
+            with contextlib.suppress(UnicodeDecodeError):
+                name.decode()
+                # The name is UTF-8, and this Python does not read names as such.
+                encoding = sys.getfilesystemencoding()
+                message = f"Python reads file names as {encoding}, and {subject[0].lower()}"
+                message += f"{subject[1:]}, {shown_path}, has other characters in its name."
+                hint = "set LC_ALL=C.UTF-8, or unset PYTHONUTF8 if it is 0."
+            raise UserError(message, hint) from None
 
 
 def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:

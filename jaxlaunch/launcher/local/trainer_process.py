@@ -217,9 +217,17 @@ def find_weights(run: str) -> tuple[str, int | None]:
     The place is a Hugging Face folder, or the folder or URL of checkpoints. Raises UserError if
     there is no such folder, or the run's job.yaml does not determine it.
     """
-    path = Path(run)
-    if "://" in run or (path / "config.json").is_file():
+    if "://" in run or (Path(run) / "config.json").is_file():
         return run, None
+    return find_checkpoint_step(run)
+
+
+def find_checkpoint_step(run: str) -> tuple[str, int | None]:
+    """Return the folder or URL of a run's checkpoints, and the step if `run` is its folder.
+
+    Raises UserError as `find_checkpoints` does.
+    """
+    path = Path(run)
     if path.name.isdecimal() and path.is_dir() and run_folders.find_run(run) is None:
         return find_checkpoints(str(path.absolute().parent)), int(path.name)
     return find_checkpoints(run), None
@@ -249,6 +257,18 @@ def find_checkpoints(run: str) -> str:
     else:
         message = f"Run {run} runs its own command, so the folder of its checkpoints is unknown."
     raise UserError(message, "give the folder of the checkpoints in place of the run.")
+
+
+def require_best_step(run: str) -> None:
+    """Raise UserError if the job of a run records no best step, before the trainer is loaded."""
+    if not has_job(run):
+        return
+    train = jobs.read_run_job(run_folders.resolve_folder(run)).train
+    if train is not None and train.checkpoint.best is None:
+        raise UserError(
+            f"Run {run} records no best step: its job has no train.checkpoint.best.",
+            "name a step, as --step 1000, or leave --step out for the newest.",
+        )
 
 
 def has_job(run: str) -> bool:

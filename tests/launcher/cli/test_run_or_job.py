@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_runs_are_listed_if_the_cluster_fails(call: Call, server: Server) -> Non
     server.on("GET", "jobsets", *[lambda handler: handler.fail(403, "Forbidden", "no") or True] * 9)
     shown = call("list")
     assert shown.code == 3 and shown.out.splitlines()[1].split()[:2] == ["lm", "Failed"]
+
+
+def test_runs_are_listed_by_a_python_without_ssl(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ssl", None)
+    shown = call("list")
+    assert shown.code == 3 and shown.out.splitlines()[1].split()[:2] == ["lm", "Failed"]
+    assert f"The Python at {sys.executable} has no module ssl" in shown.err
 
 
 def test_sweep_is_listed_in_one_row(call: Call, tmp_path: Path) -> None:

@@ -134,6 +134,51 @@ def test_weights_are_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert trainer_process.find_weights("gs://bucket/lm") == ("gs://bucket/lm", None)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "lm", "--best"),
+        ("predict", "lm", "a.png", "--step", "best"),
+        ("sample", "runs/lm", "--prompt", "a", "--step", "best"),
+        ("export", "lm", "--to", "hf", "--step", "best"),
+    ],
+)
+def test_missing_best_step_is_reported_before_the_trainer_is_loaded(
+    run_launcher: Launcher,
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "lm" / "checkpoints" / "35").mkdir(parents=True)
+    (tmp_path / "runs" / "lm" / ".lock").touch()
+    job = {"name": "lm", "accelerator": {"type": "cpu", "per_host": 1}, "train": {"task": "lm"}}
+    (tmp_path / "runs" / "lm" / "job.yaml").write_text(json.dumps(job))
+    monkeypatch.setattr(trainer_process, "_start_program", None)
+    result = run_launcher(*arguments)
+    assert result.code == 2 and "its job has no train.checkpoint.best." in result.err
+
+
+def test_export_accepts_the_folder_of_a_step(
+    run_launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def run_program(*call: str, **_: Any) -> dict[str, Any]:
+        calls.append(call)
+        return {"notes": [], "architecture": "X", "step": 35, "parameters": 1} | {
+            "dtype": "float32",
+            "files": [],
+        }
+
+    monkeypatch.setattr(trainer_process, "run_program", run_program)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "35").mkdir()
+    assert run_launcher("export", "35", "--to", "hf").code == 0
+    program = programs.Export(folder=str(tmp_path), to="hf", step=35)
+    assert calls == [("jaxlaunch.trainer.export", *programs.json_arguments(program))]
+
+
 def test_trainer_output_is_streamed_and_failure_raised(tmp_path: Path) -> None:
     lines = [{"piece": "a"}, {"samples": []}]
     (tmp_path / "said").write_text("\n".join(map(json.dumps, lines)))

@@ -28,6 +28,14 @@ def test_folder_name_must_be_utf8(tmp_path: Path, subject: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_utf8_name_is_not_blamed_for_another_locale(tmp_path: Path) -> None:
+    """With LC_ALL=C and PYTHONUTF8=0, Python escapes the bytes of a name that is UTF-8."""
+    folder = Path(str(tmp_path / "café").encode().decode("ascii", "surrogateescape"))
+    with pytest.raises(UserError, match="and the run folder, .*/café, has other char") as raised:
+        paths.check_utf8_names(folder, tmp_path, {})
+    assert raised.value.hint == "set LC_ALL=C.UTF-8, or unset PYTHONUTF8 if it is 0."
+
+
 def test_obstacle_of_run_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("nowhere")

@@ -171,7 +171,9 @@ class RankReports:
         for child in children:
             is_current = self._processes.children.get(child.rank) is child
             has_hook = child.progress.has_hello or child.rank in self._ranks_without_hook
-            if has_hook or not is_current or self._state.verdict is not None:
+            # A process that is stopped while Python starts never loads the hook.
+            is_ending = self._state.is_stopping or self._state.verdict is not None
+            if has_hook or not is_current or is_ending:
                 continue
             self._ranks_without_hook.add(child.rank)
             note = _NO_HOOK_WARNING.format(rank=child.rank)

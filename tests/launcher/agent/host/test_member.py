@@ -73,6 +73,24 @@ def test_connection_reset_at_once_is_dialled_again(
     assert loop.call_later.call_args_list[-1].args[1] == agent.leader._dialer._resolve_address
 
 
+def test_rank_that_is_stopped_while_it_starts_is_not_blamed(
+    member: tuple[Member, MagicMock],
+) -> None:
+    """Ctrl-C ends Python before it has loaded our site hook."""
+    agent, _ = member
+    child = MagicMock(rank=1)
+    child.progress.has_hello = False
+    agent.processes.children[1] = child
+    say = cast(MagicMock, agent._say)
+    agent.state.start_attempt(1)
+    agent.state.is_stopping = True
+    agent.reports.check_hellos([child])
+    say.assert_not_called()
+    agent.state.is_stopping = False
+    agent.reports.check_hellos([child])
+    say.assert_called_once()
+
+
 def make_connection() -> tuple[socket.socket, socket.socket]:
     """Both ends of one over TCP."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
