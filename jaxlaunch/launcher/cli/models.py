@@ -320,13 +320,13 @@ def export_command(run: str, **settings: Any) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, or a
-    folder or URL of checkpoints. The command writes config.json and safetensors to DIR, all or none; `transformers` and
-    `train.model.init_from` can load them. The checkpoint is verified first, then read one array at
-    a time. The best step is that of train.checkpoint.best. Adapters (train.lora) are written as a
-    peft folder: adapter_config.json and adapter_model.safetensors. For images,
-    preprocessor_config.json is written as well if the model has pixel_mean. The MLP of a table,
-    which Hugging Face does not have, is written as safetensors with its sizes and columns, for
-    `launcher predict` and other programs.
+    folder or URL of checkpoints. The command writes config.json and safetensors to DIR, all or
+    none; `transformers` and `train.model.init_from` can load them. The checkpoint is verified
+    first, then read one array at a time. The best step is that of train.checkpoint.best. Adapters
+    (train.lora) are written as a peft folder: adapter_config.json and adapter_model.safetensors.
+    For images, preprocessor_config.json is written as well if the model has pixel_mean. The MLP of
+    a table, which Hugging Face does not have, is written as safetensors with its sizes and columns,
+    for `launcher predict` and other programs.
     """
     trainer_process.require_trainer("launcher export")
     find_folder = trainer_process.find_checkpoint_step

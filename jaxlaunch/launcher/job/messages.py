@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, KeyPath
-from jaxlaunch.launcher.job import credentials, introspection
+from jaxlaunch.launcher.job import credentials, foreign_keys, introspection
 from jaxlaunch.launcher.job.introspection import ErrorLocation, Type, TypeDescription
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import MAX_SHOWN_CHARS, format_key_path, join_choices, shorten_text
@@ -173,6 +173,9 @@ def _unknown_key_fault(location: ErrorLocation) -> Fault:
     if location.union is not None and (sibling_hint := _alternative_hint(key, location)):
         return Fault(location.path, message, sibling_hint)
     key_prefix = key[:MAX_SHOWN_CHARS]
+    # The names of other tools are known, and would also resemble keys that mean something else.
+    if location.root is JobSpec and (counterpart := foreign_keys.find_counterpart(key_prefix)):
+        return Fault(location.path, message, counterpart.hint)
     suggestions = (
         [f'"{match}"' for match in find_nearest(key_prefix, keys)]
         or _find_in_other_blocks(key, location)

@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.errors import JobFaultsError
-from jaxlaunch.launcher.job import checks, introspection
+from jaxlaunch.launcher.job import checks, foreign_keys, introspection
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.job.schema import VERBATIM_KEYS
+from jaxlaunch.launcher.wording import format_key_path
 from jaxlaunch.trainer import spec
 
 LM = "lm"
@@ -270,6 +271,13 @@ def test_longest_name_of_hint_is_accepted() -> None:
     with pytest.raises(JobFaultsError, match="use at most 49 characters"):
         make_job(name="a" * 63, slices=2, hosts=101, train={"task": LM, "batch": 1616})
     assert make_job(name="a" * 49, slices=2, hosts=101, train={"task": LM, "batch": 1616})
+
+
+def test_counterparts_of_foreign_keys_exist() -> None:
+    keys = {format_key_path(path) for path, _ in introspection.walk_fields(JobSpec)}
+    counterparts = {counterpart.key for counterpart in foreign_keys.WORDS.values()}
+    assert counterparts - {None} <= keys
+    assert not foreign_keys.WORDS.keys() & JobSpec.model_fields.keys()
 
 
 def test_overrides_are_yaml_and_named_in_faults(tmp_path: Path) -> None:
