@@ -18,6 +18,7 @@ from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
 from jaxlaunch.launcher.errors import KeyPath
+from jaxlaunch.trainer.spec.block import USER_OBJECT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +206,6 @@ def nested_blocks(kind: Type) -> list[type[BaseModel]]:
 
 # --- descriptions of types in messages ------------------------------------------------------------
 
-_PATTERNS: Mapping[Any, str] = {r"^[\w.]+:[\w.]+$": "a name of the form module:Name"}
 _BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
 _TYPE_NAMES: Mapping[Any, str] = {
     int: "a whole number",
@@ -216,8 +216,11 @@ _TYPE_NAMES: Mapping[Any, str] = {
 }
 
 
-def describe_type(kind: Type) -> str:
-    """Describe a type, as the end of "hosts = x is not …"."""
+def describe_type(kind: Type, *, is_finite: bool = False) -> str:
+    """Describe a type, as the end of "hosts = x is not …".
+
+    `is_finite` adds that a number has to be finite, for a value that is not.
+    """
     texts = [
         constraint.text
         for constraint in kind.constraints
@@ -239,20 +242,32 @@ def describe_type(kind: Type) -> str:
     if kind.values is not None:
         is_any = kind.values.bare is Any
         return "a block" if is_any else f"a block, each value {describe_type(kind.values)}"
-    for constraint in kind.constraints:
-        if (name := _PATTERNS.get(getattr(constraint, "pattern", None))) is not None:
-            return name
-    return f"{_TYPE_NAMES[kind.bare]}{_describe_bounds(kind)}"
+    if is_user_object(kind):
+        return "a name of the form module:Name"
+    name = "a finite number" if is_finite and kind.bare is float else _TYPE_NAMES[kind.bare]
+    return f"{name}{_describe_bounds(kind)}"
+
+
+def is_user_object(kind: Type) -> bool:
+    """Return whether the values of a type are names of the user's objects, `module:Name`."""
+    return any(getattr(item, "pattern", None) == USER_OBJECT for item in kind.constraints)
 
 
 def _describe_union(kind: Type) -> str:
     if len(kind.models) < len(kind.members):
-        texts = (describe_type(member).removesuffix(", its only value") for member in kind.members)
+        texts = [
+            str(member.literals[0]) if len(member.literals) == 1 else describe_type(member)
+            for member in kind.members
+        ]
         return ", or ".join(dict.fromkeys(texts))
     if (key := discriminator_key(kind)) is not None:
         return f"a block whose {key} is {describe_choices(kind)}"
-    first_keys = ", ".join(next(iter(block_fields(model))) for model in kind.models)
-    return f"a block with one of the keys {first_keys}"
+    return f"a block with one of the keys {list_first_keys(kind)}"
+
+
+def list_first_keys(kind: Type) -> str:
+    """Return the first key of each block of a union, by which they are told apart."""
+    return ", ".join(next(iter(block_fields(model))) for model in kind.models)
 
 
 def discriminate_by_key(*keys: str) -> Discriminator:
@@ -277,11 +292,20 @@ def discriminator_key(kind: Type) -> str | None:
 
 def describe_choices(kind: Type) -> str:
     """Describe the values of the discriminator of a union of blocks."""
-    key = discriminator_key(kind) or ""
-    key_types = [Type.from_field(model.model_fields[key]) for model in kind.models]
-    literals = [str(literal) for key_type in key_types for literal in key_type.literals]
+    key_types = _discriminator_types(kind)
     other_phrases = [describe_type(key_type) for key_type in key_types if not key_type.literals]
-    return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other_phrases)
+    literals = ", ".join(discriminator_values(kind))
+    return f"one of {literals}" + "".join(f", or {phrase}" for phrase in other_phrases)
+
+
+def discriminator_values(kind: Type) -> list[str]:
+    """Return the values of the discriminator of a union of blocks that are fixed words."""
+    return [str(word) for key_type in _discriminator_types(kind) for word in key_type.literals]
+
+
+def _discriminator_types(kind: Type) -> list[Type]:
+    key = discriminator_key(kind) or ""
+    return [Type.from_field(model.model_fields[key]) for model in kind.models]
 
 
 def _describe_bounds(kind: Type) -> str:

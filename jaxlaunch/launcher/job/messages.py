@@ -22,6 +22,7 @@ from jaxlaunch.launcher.wording import MAX_SHOWN_CHARS, format_key_path, join_ch
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.launcher.yaml.reader import Document
 from jaxlaunch.spelling import find_completions, find_nearest
+from jaxlaunch.trainer.spec import PredicateError
 
 # Only this many characters of a value are searched for credentials.
 _MAX_SEARCHED_CHARS = 1000
@@ -137,8 +138,7 @@ def _translate_error(location: ErrorLocation, detail: ErrorDetails, document: Do
     error = detail.get("ctx", {}).get("error")
     if not isinstance(error, ValueError):
         return _wrong_value_fault(location, document)
-    # The messages of our validators are predicates or whole sentences.
-    if re.match(r"(does|needs|is|must) ", str(error)):
+    if isinstance(error, PredicateError):
         return Fault(path, f"{describe_setting(document, path)} {error}.")
     return Fault(path, f"{setting}: {error}.")
 
@@ -151,8 +151,7 @@ def add_expected_number(fault: Fault) -> Fault:
         for member in kind.members or (kind,):
             if member.bare in (int, float):
                 setting = f"{format_key_path(fault.path)} = {shorten_text(fault.not_finite)}"
-                expected = introspection.describe_type(member)
-                expected = expected.replace("a number", "a finite number")
+                expected = introspection.describe_type(member, is_finite=True)
                 message = f"{setting} is not {expected}."
                 return dataclasses.replace(fault, message=message, hint=None)
     return fault
@@ -207,7 +206,7 @@ def _alternative_hint(key: str, location: ErrorLocation) -> str | None:
     if not models:
         return None
     if discriminator is None:
-        return f"keep {introspection.describe_type(kind).removeprefix('a block with ')}."
+        return f"keep one of the keys {introspection.list_first_keys(kind)}."
     choices = (Type.from_field(model.model_fields[discriminator]).literals for model in models)
     names = [str(name) for literals in choices for name in literals]
     return f"it goes with {discriminator}: {join_choices(names)}." if names else None
@@ -221,13 +220,14 @@ def _unknown_block_fault(location: ErrorLocation, document: Document) -> Fault:
     if not isinstance(value, dict):
         return Fault(location.path, _mismatch_message(document, location.path, expected))
     if key is None:
-        keys = expected.removeprefix("a block with one of ")
-        return Fault(location.path, f"{format_key_path(location.path)} has none of {keys}.")
+        keys = introspection.list_first_keys(kind)
+        setting = format_key_path(location.path)
+        return Fault(location.path, f"{setting} has none of the keys {keys}.")
     path = (*location.path, key)
     expected = introspection.describe_choices(kind)
     if key not in value:
         return Fault(path, f"{format_key_path(path)} is missing.", f"it is {expected}.")
-    suggestion = _format_suggestion(value[key], re.findall(r"[\w-]+", expected))
+    suggestion = _format_suggestion(value[key], introspection.discriminator_values(kind))
     return Fault(path, _mismatch_message(document, path, expected) + suggestion)
 
 
@@ -285,7 +285,7 @@ def _suggest_for_text(kind: Type, text: str) -> str | None:
         has_comma = kind.bare is float and _DECIMAL_COMMA.fullmatch(text)
         form = "with a decimal point" if has_comma else "without quotes or separators"
         return None if number is None else f"write {number}, {form}."
-    if "module:Name" in introspection.describe_type(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
+    if introspection.is_user_object(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
         return f"write {':'.join(text.rsplit('.', 1))}."
     return None
 

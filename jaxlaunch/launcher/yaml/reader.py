@@ -101,7 +101,7 @@ class Document:
             for path, argument in self.overrides.items()
             if any(keys_overlap(path, key) for key in fault.related_paths)
         ]
-        if not arguments or located.location.endswith(_OVERRIDE_SUFFIX):
+        if not arguments or located.line == LINE_AFTER_FILE:
             return located
         location = f"{', '.join(arguments)}{_OVERRIDE_SUFFIX} with {located.location}"
         return dataclasses.replace(located, location=location, line=LINE_AFTER_FILE)

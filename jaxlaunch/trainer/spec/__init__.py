@@ -8,6 +8,7 @@ from jaxlaunch.trainer.spec.block import (
     Natural,
     Place,
     Positive,
+    PredicateError,
     at_most,
     check_bucket_url,
 )

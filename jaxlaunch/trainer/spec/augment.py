@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from jaxlaunch.trainer.spec.block import Block, Natural, Rate, Weight
+from jaxlaunch.trainer.spec.block import Block, Natural, PredicateError, Rate, Weight
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -177,5 +177,5 @@ class Augment(Block):
 def expand_preset(augment: Any) -> Any:
     """Expand an augment block that is only a recipe's name. Raises ValueError."""
     if isinstance(augment, str) and augment not in PRESETS:
-        raise ValueError(f"is not one of {', '.join(PRESETS)}")
+        raise PredicateError(f"is not one of {', '.join(PRESETS)}")
     return {"preset": augment} if isinstance(augment, str) else augment

@@ -15,12 +15,21 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
+class PredicateError(ValueError):
+    """A fault of a value, as the predicate of a sentence whose subject is the value.
+
+    A validator raises `PredicateError("needs a momentum above 0")` where the message is to be
+    "train.optimizer.nesterov = true needs a momentum above 0." The text of any other ValueError is
+    a clause with a subject of its own, or describes the contents of the value.
+    """
+
+
 def at_most(maximum: int, reason: str = "the most that is supported") -> AfterValidator:
     """Return a validator that limits a number; `reason` explains the limit."""
 
     def check_value(value: int) -> int:
         if value > maximum:
-            raise ValueError(f"is above {maximum}, {reason}")
+            raise PredicateError(f"is above {maximum}, {reason}")
         return value
 
     return AfterValidator(check_value)
@@ -126,14 +135,14 @@ def allow_text(schema: dict[str, Any]) -> None:
 def check_bucket_url(path: str) -> str:
     """Return a path or URL unchanged. Raises ValueError if it is an invalid URL of a bucket."""
     if (fault := bucket_fault(path)) is not None:
-        raise ValueError(fault)
+        raise PredicateError(fault)
     return path
 
 
 def _check_place(path: str) -> str:
     scheme, separator, location = path.partition("://")
     if not path.strip() or (separator and (scheme.lower() not in STORES or not location)):
-        raise ValueError("is not a folder or a gs:// or s3:// URL")
+        raise PredicateError("is not a folder or a gs:// or s3:// URL")
     return check_bucket_url(path)
 
 

@@ -30,6 +30,7 @@ from jaxlaunch.trainer.spec.block import (
     Many,
     Natural,
     Positive,
+    PredicateError,
     Seed,
     Weight,
     allow_text,
@@ -124,16 +125,16 @@ def _check_readable(path: str | list[str]) -> str | list[str]:
 
 def _check_tokenizer(path: str) -> str:
     if not path:
-        raise ValueError("is empty: write bytes, or the folder or file of a tokenizer.json")
+        raise PredicateError("is empty: write bytes, or the folder or file of a tokenizer.json")
     if "://" in path and path.partition("://")[0].lower() not in block.STORES:
-        raise ValueError(f"is {path}, {_UNREADABLE}")
+        raise PredicateError(f"is {path}, {_UNREADABLE}")
     return check_bucket_url(path)
 
 
 def _check_folder(path: str) -> str:
     if "://" in path:
         hint = "mount the bucket as a volume"
-        raise ValueError(f"is not a folder, and data can only be prepared in a folder: {hint}")
+        raise PredicateError(f"is not a folder, and data can only be prepared in a folder: {hint}")
     return path
 
 
@@ -158,7 +159,7 @@ def _check_size(size: Any) -> Any:
     is_valid = len(sides) == 2 and all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)
     if size is not None and not is_valid:
         pixels = f"in pixels from 1 to {MAX_SIDE}"
-        raise ValueError(f"is {size}; write [height, width], or one number for both, {pixels}")
+        raise PredicateError(f"is {size}; write [height, width], or one number for both, {pixels}")
     return size
 
 

@@ -22,6 +22,7 @@ from jaxlaunch.trainer.spec.block import (
     Fraction,
     Natural,
     Positive,
+    PredicateError,
     Rate,
     Weight,
     allow_text,
@@ -90,14 +91,14 @@ def _check_name(name: str, names: tuple[str, ...], noun: str) -> str:
     if name in names or USER_PATH.fullmatch(name):
         return name
     if matches := find_nearest(name, names) or find_completions(name, names):
-        raise ValueError(f'is not a known {noun} (did you mean "{matches[0]}"?)')
+        raise PredicateError(f'is not a known {noun} (did you mean "{matches[0]}"?)')
     choices = f"{', '.join(names)}, or module:Name"
-    raise ValueError(f"is not a known {noun}; write one of {choices}")
+    raise PredicateError(f"is not a known {noun}; write one of {choices}")
 
 
 def _check_link_name(name: str) -> str:
     if name in OPTAX_NAMES:
-        raise ValueError(f"is written optax:{name}, with its options under args")
+        raise PredicateError(f"is written optax:{name}, with its options under args")
     return _check_name(name, tuple(OPTIMIZERS), "optimizer")
 
 
@@ -106,7 +107,7 @@ def _check_pattern(text: str) -> str:
         re.compile(text)
     except re.error as error:
         hint = "write .* for any text and \\. for a dot"
-        raise ValueError(f"is not a pattern ({error}); {hint}") from None
+        raise PredicateError(f"is not a pattern ({error}); {hint}") from None
     return text
 
 
@@ -153,7 +154,7 @@ class Schedule(Block):
     @classmethod
     def _check_start(cls, start: float, info: ValidationInfo) -> float:
         if start and not info.data.get("warmup"):
-            raise ValueError("does not apply without a warmup")
+            raise PredicateError("does not apply without a warmup")
         return start
 
     @field_validator("warmup", "decay", "shape", "final", "args")
@@ -165,18 +166,18 @@ class Schedule(Block):
             return value
         if is_user_path(name) != (info.field_name == "args"):
             hint = "; give it in args" if is_user_path(name) else ""
-            raise ValueError(f"does not apply to {name}{hint}")
+            raise PredicateError(f"does not apply to {name}{hint}")
         needs_wsd = info.field_name in ("decay", "shape")
         needs_decay = info.field_name == "final"
         if (needs_wsd and name != "wsd") or (needs_decay and name == "constant"):
-            raise ValueError(f"does not apply to {name}")
+            raise PredicateError(f"does not apply to {name}")
         return value
 
     @field_validator("final")
     @classmethod
     def _check_final(cls, final: float | None, info: ValidationInfo) -> float | None:
         if info.data.get("name") == "exponential" and not final:
-            raise ValueError(
+            raise PredicateError(
                 "must be above 0 with exponential, which never reaches 0; write 0.01, for example"
             )
         return final
@@ -257,16 +258,18 @@ class Link(Block):
         if value is None or value == {} or name is None:
             return value
         if name == CHAIN:
-            raise ValueError("does not apply to a chain; give it in the entry that takes it")
+            raise PredicateError("does not apply to a chain; give it in the entry that takes it")
         if is_user_path(name) and key != "args":
-            raise ValueError(f"does not apply to {name}; give it in args")
+            raise PredicateError(f"does not apply to {name}; give it in args")
         if not is_user_path(name) and key not in OPTIMIZERS[name]:
-            raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
+            raise PredicateError(
+                f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}"
+            )
         if (name, key, value) == (SCHEDULE_FREE, "b1", 0.0):
-            raise ValueError("must be above 0: schedule-free divides by it")
+            raise PredicateError("must be above 0: schedule-free divides by it")
         needs_momentum = key == "nesterov" and value and "momentum" in OPTIMIZERS.get(name, {})
         if needs_momentum and not info.data.get("momentum"):
-            raise ValueError("needs a momentum above 0")
+            raise PredicateError("needs a momentum above 0")
         return value
 
     def options(self) -> dict[str, Any]:
@@ -305,7 +308,7 @@ class Group(Block):
     def _check_freeze(cls, freeze: bool, info: ValidationInfo) -> bool:
         if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
             problem = "which do not apply to frozen parameters; keep one"
-            raise ValueError(f"is given together with lr or weight_decay, {problem}")
+            raise PredicateError(f"is given together with lr or weight_decay, {problem}")
         return freeze
 
 
@@ -391,20 +394,20 @@ class Optimizer(Link):
         name = info.data.get("name")
         if chain and name not in (CHAIN, None):
             hint = "make that an entry of the chain"
-            raise ValueError(f"is given together with name = {name}; {hint}")
+            raise PredicateError(f"is given together with name = {name}; {hint}")
         if name == CHAIN and not chain:
-            raise ValueError("is empty, but name = chain needs its entries")
+            raise PredicateError("is empty, but name = chain needs its entries")
         if len(builtin_names := [link.name for link in chain if not is_user_path(link.name)]) > 1:
             names = " and ".join(builtin_names)
             problem = f"{names} would each multiply by the rate"
-            raise ValueError(f"must have one optimizer by name; {problem}")
+            raise PredicateError(f"must have one optimizer by name; {problem}")
         return chain
 
     @field_validator("ema")
     @classmethod
     def _check_average(cls, ema: float | None, info: ValidationInfo) -> float | None:
         if ema is not None and _is_schedule_free(info):
-            raise ValueError("does not apply to schedule-free, which averages by itself")
+            raise PredicateError("does not apply to schedule-free, which averages by itself")
         return ema
 
     @field_validator("schedule")

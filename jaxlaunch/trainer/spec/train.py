@@ -28,6 +28,7 @@ from jaxlaunch.trainer.spec.block import (
     Natural,
     Place,
     Positive,
+    PredicateError,
     Rate,
     Seed,
     Steps,
@@ -246,7 +247,7 @@ class Eval(Block):
 def _check_eval_metric(metric: str) -> str:
     if not metric.startswith(EVAL_PREFIX) or metric == EVAL_PREFIX:
         hint = f"write {EVAL_PREFIX}loss, or another metric that the evaluation gives"
-        raise ValueError(f"is not a metric of an evaluation; {hint}")
+        raise PredicateError(f"is not a metric of an evaluation; {hint}")
     return metric
 
 
@@ -264,7 +265,7 @@ class WatchedMetric(Block):
     def _check_mode(self) -> WatchedMetric:
         if "mode" not in self.model_fields_set and not self.metric.endswith(LOSS_SUFFIXES):
             choices = "min or max, whichever values are better"
-            raise ValueError(f"needs mode for metric = {self.metric}: {choices}")
+            raise PredicateError(f"needs mode for metric = {self.metric}: {choices}")
         return self
 
 
@@ -605,7 +606,7 @@ class TrainSpec(Block):
         length = (model_sizes(info.data["model"]).length if "model" in info.data else None) or 1
         if batch * length > MAX_INT32:
             tokens = f"{batch * length} tokens a step at model.length = {length}"
-            raise ValueError(f"is {tokens}, and a device counts to {MAX_INT32}")
+            raise PredicateError(f"is {tokens}, and a device counts to {MAX_INT32}")
         return batch
 
     @field_validator("loss")
@@ -673,7 +674,7 @@ class TrainSpec(Block):
     @classmethod
     def _check_stop_early(cls, stop: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
         if stop is not None and "eval" in info.data and info.data["eval"].every is None:
-            raise ValueError("needs evaluations during the run; set eval.every")
+            raise PredicateError("needs evaluations during the run; set eval.every")
         return stop
 
     @field_validator("profile")
