@@ -19,7 +19,7 @@ from jaxlaunch.accelerators import ACCELERATORS, GPU_PLATFORMS
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.errors import Fault, KeyPath, keys_overlap
 from jaxlaunch.launcher.job.schema import MAX_PODS, JobSpec, Network
-from jaxlaunch.launcher.job.types import Bucket
+from jaxlaunch.launcher.job.types import Bucket, Ephemeral
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.names import NO_BACKEND, RESOURCE_DOMAINS
@@ -288,17 +288,46 @@ def _process_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(path, message, f"use {choices}, or all for one process per device.")
 
 
+# Suffixes of a quantity that make it smaller. `m` is for cores, and in sizes it is a mistake for M.
+_FRACTIONS = {"m": "a thousandth", "u": "a millionth", "n": "a billionth"}
+_MIN_FRACTION_BYTES = 1024**2
+
+
+def _byte_quantities(job: JobSpec) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the quantities of a job that are sizes in bytes, by their paths."""
+    quantities: dict[KeyPath, str | None] = {
+        ("resources", key): getattr(job.resources, key)
+        for key in ("memory", "ephemeral", "shm", "hugepages")
+    }
+    quantities[("accelerator", "memory")] = job.accelerator.memory
+    quantities[("logs", "kept")] = job.logs.kept
+    for index, volume in enumerate(job.volumes):
+        if isinstance(volume, Ephemeral):
+            quantities[("volumes", index, "ephemeral")] = volume.ephemeral
+    for path, quantity in quantities.items():
+        if quantity is not None:
+            yield path, quantity
+
+
 @_register_check()
 def _resource_faults(job: JobSpec) -> Iterator[Fault]:
     shm, memory = job.resources.shm, job.resources.memory
-    for key in ("memory", "ephemeral", "shm", "hugepages"):
-        quantity = getattr(job.resources, key)
-        if quantity is not None and quantity[-1] in "mun":
-            message = f"resources.{key} = {quantity} is less than a byte: m is a thousandth."
-            number = quantity[:-1]
-            hint = f"write {number}Mi for 1024s, or {number}M for 1000s."
-            yield Fault(("resources", key), message, hint if quantity[-1] == "m" else None)
-    if shm is not None and memory is not None and parse_quantity(shm) > parse_quantity(memory):
+    small_paths = set[KeyPath]()
+    for path, quantity in _byte_quantities(job):
+        size_bytes, unit = parse_quantity(quantity), quantity[-1]
+        # An autoscaler of Kubernetes may write a size of many bytes in thousandths.
+        if unit not in _FRACTIONS or size_bytes >= _MIN_FRACTION_BYTES:
+            continue
+        size = "less than a byte" if size_bytes < 1 else f"{size_bytes.normalize():f} bytes"
+        small_paths.add(path)
+        setting = f"{format_key_path(path)} = {quantity}"
+        message = f"{setting} is {size}: {unit} is {_FRACTIONS[unit]}."
+        number = quantity[:-1]
+        hint = f"write {number}Mi for 1024s, or {number}M for 1000s."
+        yield Fault(path, message, hint if unit == "m" else None)
+    if ("resources", "memory") in small_paths or shm is None or memory is None:
+        return
+    if parse_quantity(shm) > parse_quantity(memory):
         message = f"resources.shm = {shm} is more than resources.memory = {memory}"
         hint = "raise memory, or lower shm."
         yield Fault(("resources", "shm"), f"{message}, against which it counts.", hint)
