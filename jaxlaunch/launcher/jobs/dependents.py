@@ -238,7 +238,12 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
         version, fields = current["metadata"]["resourceVersion"], f"metadata.name={name}"
         watch_limit_s = max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
         for event, _ in cluster.watch(
-            kind, namespace, fields=fields, since=version, limit_s=watch_limit_s
+            kind,
+            namespace,
+            fields=fields,
+            since=version,
+            objects=[current],
+            limit_s=watch_limit_s,
         ):
             if event == "DELETED":
                 break

@@ -122,26 +122,31 @@ class StoppingPods:
         self._cluster, self._namespace = cluster, jobset["metadata"]["namespace"]
         self._labels = f"{NAME_LABEL}={jobset['metadata']['name']}"
         self._pods_by_uid: dict[str, Obj] = {}
-        self._running_uids, self._since = self._list_pods()
+        self._list_pods()
 
     def wait_until_gone(self, limit_s: float) -> StopResult:
         """Wait until no pod of the job runs, for at most `limit_s` seconds."""
         deadline = time.monotonic() + limit_s
         while self._running_uids and time.monotonic() < deadline:
             self._watch_pods(max(0.0, min(_RELIST_PERIOD_S, deadline - time.monotonic())))
-            self._running_uids, self._since = self._list_pods()
+            self._list_pods()
         return StopResult(not self._running_uids, tuple(self._pods_by_uid.values()))
 
-    def _list_pods(self) -> tuple[set[str], str]:
-        pods, since = self._cluster.list_with_version(
+    def _list_pods(self) -> None:
+        self._listed_pods, self._since = self._cluster.list_with_version(
             PODS, self._namespace, self._labels, trim=trim_pod
         )
-        self._pods_by_uid |= {pod["metadata"]["uid"]: pod for pod in pods}
-        return _running_pod_uids(pods), since
+        self._pods_by_uid |= {pod["metadata"]["uid"]: pod for pod in self._listed_pods}
+        self._running_uids = _running_pod_uids(self._listed_pods)
 
     def _watch_pods(self, limit_s: float) -> None:
         events = self._cluster.watch(
-            PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s
+            PODS,
+            self._namespace,
+            labels=self._labels,
+            since=self._since,
+            objects=self._listed_pods,
+            limit_s=limit_s,
         )
         with contextlib.closing(events):
             for event, pod in events:

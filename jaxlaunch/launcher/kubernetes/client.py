@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import email.utils
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.kinds import ACCESS_REVIEWS, PODS, Kind
+from jaxlaunch.launcher.kubernetes.objects import parse_http_date
 from jaxlaunch.launcher.kubernetes.watch import Event, Watch
 from jaxlaunch.records.log_lines import LineSplitter
 
@@ -28,6 +28,8 @@ __all__ = ["ApiError", "Cluster", "UnreachableError", "connect_as_viewer", "igno
 FIELD_MANAGER = "jaxlaunch"
 # A program may be silent for a long time, and a dead connection looks the same.
 _LOG_TIMEOUT_S = 300.0
+# A token of a list is valid for five minutes, in which a working server sends all pages.
+_MAX_LIST_RESTARTS = 3
 # A longer line of a log is split. An agent's own lines are far shorter.
 _MAX_LINE_BYTES = 1024 * 1024
 
@@ -126,15 +128,16 @@ class Cluster:
         selectors = {**_selector_query(labels, fields), "limit": str(limit)}
         objects: Objects = []
         query = selectors
-        pages_read = 0
+        pages_read = restarts = 0
         while True:
             try:
                 page = self._send_json("GET", path, query)
             except ApiError as error:
-                if error.status != 410 or query is selectors:
+                if error.status != 410 or query is selectors or restarts == _MAX_LIST_RESTARTS:
                     raise
                 # The continue token has expired, so the list begins again.
-                objects, query = [], selectors
+                objects, query, pages_read = [], selectors, 0
+                restarts += 1
                 continue
             for obj in page.get("items") or []:
                 obj["metadata"].pop("managedFields", None)
@@ -190,12 +193,14 @@ class Cluster:
         labels: str = "",
         fields: str = "",
         since: str = "",
+        objects: Iterable[Object] = (),
         limit_s: float | None = None,
     ) -> Generator[Event, None, None]:
         """Yield ADDED, MODIFIED and DELETED events, each change once, for `limit_s` seconds.
 
         Without a resource version in `since`, all existing objects come first as ADDED. The watch
-        continues after lost connections and expired versions.
+        continues after lost connections and expired versions. `objects` are those that existed at
+        `since`: if it has expired, only the differences to them are yielded.
         """
         selectors = _selector_query(labels, fields)
         return Watch(
@@ -204,6 +209,7 @@ class Cluster:
                 kind.path(namespace), {**selectors, **query}, silence_s
             ),
             since,
+            objects,
             limit_s,
         ).iter_events()
 
@@ -273,10 +279,9 @@ class Cluster:
         """Return the server's version, such as `v1.35.4`."""
         return str(self._send_json("GET", "/version")["gitVersion"])
 
-    def server_time(self) -> datetime.datetime:
-        """Return the server's clock, to the second."""
-        headers = self._transport.send("GET", "/version").headers
-        return email.utils.parsedate_to_datetime(headers["Date"])
+    def server_time(self) -> datetime.datetime | None:
+        """Return the server's clock, to the second, or None if its answer has no valid date."""
+        return parse_http_date(self._transport.send("GET", "/version").headers.get("Date"))
 
     def current_time(self) -> datetime.datetime:
         """Return the current time, corrected to the server's clock if the two differ much."""

@@ -6,9 +6,10 @@ it is used, so each object is trimmed as soon as its page of the list arrives.
 
 from __future__ import annotations
 
+import email.utils
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.kubernetes.labels import (
@@ -67,6 +68,16 @@ def pod_template(jobset: Obj) -> Obj:
 def parse_time(text: str | None) -> datetime | None:
     """Parse a time of the API. Those of leases and newer events have microseconds."""
     return None if not text else datetime.fromisoformat(text)
+
+
+def parse_http_date(text: str | None) -> datetime | None:
+    """Parse the time in a header of HTTP. Return None if it is missing or invalid."""
+    try:
+        moment = email.utils.parsedate_to_datetime(text or "")
+    except ValueError:
+        return None
+    # The offset -0000 has no time zone in Python. The times of HTTP are in UTC.
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def seconds_since(text: str | None, now: datetime) -> float | None:
@@ -164,7 +175,10 @@ def covered_resources(cluster_queue: Obj) -> Sequence[str]:
 # --- trimming -------------------------------------------------------------------------------------
 
 _POSITION_LABELS = (NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
-_POD_FIELDS = ("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers")
+_POD_FIELDS = (
+    *("namespace", "name", "uid", "resourceVersion"),
+    *("creationTimestamp", "deletionTimestamp", "finalizers"),
+)
 _STATUS_FIELDS = ("name", "image", "ready", "restartCount", "state", "lastState")
 # The longest termination message of a container.
 MAX_MESSAGE_CHARS = 4_096

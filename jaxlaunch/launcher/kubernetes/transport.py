@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import email.utils
 import json
 import math
 import random
@@ -29,7 +28,7 @@ from urllib3.exceptions import (
 )
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
-from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, clock_skew_s
+from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, clock_skew_s, parse_http_date
 
 CONNECT_TIMEOUT_S = 5.0
 # Limit between two bytes of an answer.
@@ -205,9 +204,7 @@ class Transport:
             redirect=False,
             preload_content=False,
         )
-        # The header Date may be missing or invalid.
-        with contextlib.suppress(ValueError, TypeError):
-            server_time = email.utils.parsedate_to_datetime(response.headers.get("Date") or "")
+        if (server_time := parse_http_date(response.headers.get("Date"))) is not None:
             skew_s = clock_skew_s(sent_at, server_time, datetime.datetime.now(datetime.UTC))
             self.skew_s = skew_s if abs(skew_s) > MAX_SKEW_S else 0.0
         if response.status < 500 and response.status != 429:
@@ -300,11 +297,9 @@ class Transport:
         retry_after, pause_s = response.headers.get("Retry-After", ""), None
         if retry_after.isdecimal():
             pause_s = float(retry_after)
-        else:
-            with contextlib.suppress(ValueError):
-                retry_at = email.utils.parsedate_to_datetime(retry_after)
-                now = datetime.datetime.now(datetime.UTC)
-                pause_s = max(0.0, (retry_at - now).total_seconds())
+        elif (retry_at := parse_http_date(retry_after)) is not None:
+            now = datetime.datetime.now(datetime.UTC)
+            pause_s = max(0.0, (retry_at - now).total_seconds())
         message = f"{message} ({request_line})"
         return ApiError(message, None, response.status, reason, details, pause_s)
 

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxlaunch.launcher.errors import ApiError, UnreachableError
@@ -50,6 +50,7 @@ class Watch:
         list_objects: Callable[[], tuple[list[dict[str, Any]], str]],
         stream_bytes: Callable[[Mapping[str, str], float], Iterator[bytes]],
         since: str = "",
+        objects: Iterable[dict[str, Any]] = (),
         limit_s: float | None = None,
     ) -> None:
         """Prepare a watch, without sending a request.
@@ -58,13 +59,16 @@ class Watch:
             list_objects: Returns all objects and their resource version.
             stream_bytes: Yields the bytes of one watch request for a query and a read timeout.
             since: Resource version to start from. By default all objects are listed first.
+            objects: Objects that existed at `since`.
             limit_s: Duration of the watch. By default it does not end.
         """
         self._list_objects, self._stream_bytes = list_objects, stream_bytes
         self._version = since
         self._end = None if limit_s is None else time.monotonic() + limit_s
         # The metadata of each object in its last event.
-        self._metadata_by_uid: dict[str, dict[str, Any]] = {}
+        self._metadata_by_uid: dict[str, dict[str, Any]] = {
+            obj["metadata"]["uid"]: obj["metadata"] for obj in objects
+        }
 
     def iter_events(self) -> Generator[Event, None, None]:
         """Yield ADDED, MODIFIED and DELETED, each change once, for `limit_s` seconds.

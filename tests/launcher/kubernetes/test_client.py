@@ -105,6 +105,44 @@ def test_list_with_expired_continue_token_starts_again(server: Server, cluster: 
     assert len(cluster.list(PODS, "team-a", limit=3)) == 4
 
 
+def test_pages_before_an_expired_token_do_not_count(server: Server, cluster: Cluster) -> None:
+    for number in range(7):
+        server.put(PODS.path("team-a", f"p{number}"), {})
+    server.on("GET", "pods", lambda _: False, refuse_with(410))
+    assert len(cluster.list(PODS, "team-a", limit=3, pages=2)) == 6
+
+
+def test_list_whose_every_token_expires_is_given_up(server: Server, cluster: Cluster) -> None:
+    for number in range(4):
+        server.put(PODS.path("team-a", f"p{number}"), {})
+
+    def expire_token(handler: Handler) -> bool:
+        return "continue" in handler.query and refuse_with(410)(handler)
+
+    server.on("GET", "pods", *[expire_token] * 50)
+    with pytest.raises(ApiError) as refused:
+        cluster.list(PODS, "team-a", limit=3)
+    assert refused.value.status == 410
+    assert server.count("GET", "pods") < 20
+
+
+@pytest.mark.parametrize("date", [None, "yesterday", "Sat, 21 Nov 2026 06:00:00 -0000"])
+def test_server_time_is_unknown_without_a_valid_date(
+    server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, date: str | None
+) -> None:
+    send_header = Handler.send_header
+
+    def send_other_date(handler: Handler, name: str, value: str) -> None:
+        value = (date or "") if name == "Date" else value
+        if value:
+            send_header(handler, name, value)
+
+    monkeypatch.setattr(Handler, "send_header", send_other_date)
+    server_time = cluster.server_time()
+    assert server_time is None or (date is not None and server_time.tzinfo is not None)
+    assert (server_time is None) == (date in (None, "yesterday"))
+
+
 @pytest.mark.parametrize(
     ("kind", "namespace", "path"),
     [

@@ -46,9 +46,12 @@ class Server:
                 raise part
             yield part
 
-    def told(self, number: int, since: str = "") -> list[tuple[str, str, str]]:
+    def told(
+        self, number: int, since: str = "", objects: Iterable[dict[str, Any]] = ()
+    ) -> list[tuple[str, str, str]]:
         """The first events of a watch: what happened to whom, and the version it then had."""
-        events = itertools.islice(Watch(self.listed, self.streamed, since).iter_events(), number)
+        watch = Watch(self.listed, self.streamed, since, objects)
+        events = itertools.islice(watch.iter_events(), number)
         return [
             (kind, item["metadata"]["name"], item["metadata"]["resourceVersion"])
             for kind, item in events
@@ -109,6 +112,21 @@ def test_expired_version_yields_only_changes(expiry: Any) -> None:
 def test_watch_from_a_version_lists_nothing() -> None:
     server = Server([], [[make_line("DELETED", make_object("a", 6))]])
     assert server.told(1, since="5") == [("DELETED", "a", "6")]
+
+
+def test_expired_version_of_a_listing_yields_only_changes() -> None:
+    listed = [make_object("a", 1), make_object("b", 2), make_object("c", 3)]
+    server = Server(
+        [([make_object("a", 1), make_object("b", 7), make_object("d", 8)], "9")],
+        [[ApiError("too old", None, 410, "Expired")], [make_line("ADDED", make_object("e", 10))]],
+    )
+    assert server.told(4, since="5", objects=listed) == [
+        ("MODIFIED", "b", "7"),
+        ("ADDED", "d", "8"),
+        ("DELETED", "c", "3"),
+        ("ADDED", "e", "10"),
+    ]
+    assert server.since == ["5", "9"]
 
 
 def test_events_in_pieces_are_joined() -> None:

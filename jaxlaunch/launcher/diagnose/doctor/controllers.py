@@ -66,14 +66,17 @@ def judge_server(version: str, server: str, is_ready: bool) -> Finding:
     return admin_failure(summary, "requests may fail.", remedy, version=version)
 
 
-def judge_clock(sent_at: datetime, server_time: datetime, received_at: datetime) -> Finding:
+def judge_clock(sent_at: datetime, server_time: datetime | None, received_at: datetime) -> Finding:
     """Judge the skew of the server's clock.
 
     Args:
         sent_at: This machine's time before the request.
-        server_time: Time in the server's response.
+        server_time: Time in the server's response, or None if it has none.
         received_at: This machine's time after the response.
     """
+    if server_time is None:
+        summary = "whether this machine's clock and the server's agree is not known"
+        return unknown_finding(summary, "the server's answer has no valid header Date.")
     skew_s = abs(clock_skew_s(sent_at, server_time, received_at))
     if skew_s <= MAX_SKEW_S:
         return ok_finding("this machine's clock and the server's agree")

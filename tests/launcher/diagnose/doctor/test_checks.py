@@ -111,6 +111,11 @@ def test_clock_skew_up_to_half_a_minute_is_accepted(off_s: int, level: str, why:
     assert result.level == level and why in result.reason_text
 
 
+def test_clock_is_unknown_without_a_date_of_the_server() -> None:
+    result = controllers.judge_clock(NOON, None, NOON)
+    assert result.level == "unknown" and "Date" in result.reason_text
+
+
 def test_unready_server_is_an_administrator_failure() -> None:
     assert finding.exit_code([controllers.judge_server("v1.35.4", "https://a", False)]) == 3
 
