@@ -10,13 +10,12 @@ implements, reads `no` as false and `12:30` as 750.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
+import io
 import math
 import os
 import re
-import select
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -132,8 +131,8 @@ class Document:
 def read_document(path: Path, opener: Opener | None = None) -> Document:
     """Read a file. Raises UserError if it cannot be read, is too large or not UTF-8."""
     try:
-        with open(path, "rb", opener=opener or _open_file) as file:
-            content = file.read(MAX_BYTES + 1)
+        with open(path, "rb", buffering=0, opener=opener or _open_without_waiting) as file:
+            content = _read_content(file)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.", "create one with `launcher init`.") from None
     except OSError as error:
@@ -150,18 +149,24 @@ def read_document(path: Path, opener: Opener | None = None) -> Document:
     return parse_document(text, str(path))
 
 
-def _open_file(path: str, flags: int) -> int:
-    """Open a file or a pipe such as `<(command)`. Raises OSError for a pipe without a writer."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-    if is_pipe and not select.select([descriptor], [], [], 0)[0]:
-        # BlockingIOError: the pipe has a writer, which has not written yet.
-        with contextlib.suppress(BlockingIOError):
-            os.read(descriptor, 1)
-            os.close(descriptor)
-            raise OSError(errno.EPIPE, "is a pipe that nothing writes to")
-    os.set_blocking(descriptor, True)
-    return descriptor
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read_content(file: io.FileIO) -> bytes:
+    """Read a file, or a pipe such as `<(command)`, up to one byte more than is allowed.
+
+    Raises OSError for a pipe without a writer.
+    """
+    # None: a pipe has a writer, which has not written yet.
+    chunk = file.read(MAX_BYTES + 1)
+    if chunk == b"" and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+        raise OSError(errno.EPIPE, "is a pipe that nothing writes to")
+    os.set_blocking(file.fileno(), True)
+    content = chunk or b""
+    while len(content) <= MAX_BYTES and (chunk := file.read(MAX_BYTES + 1 - len(content))):
+        content += chunk
+    return content
 
 
 def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:

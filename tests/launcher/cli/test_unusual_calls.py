@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,31 @@ def test_pipe_is_read_unless_it_has_no_writer(tmp_path: Path) -> None:
     with subprocess.Popen(("sh", "-c", "sleep 0.2; echo name: a"), stdout=write_fd):
         os.close(write_fd)
         assert reader.read_document(Path(f"/dev/fd/{read_fd}")).data == {"name": "a"}
+    os.close(read_fd)
+
+
+def test_bytes_that_arrive_while_a_pipe_is_opened_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_fd, write_fd = os.pipe()
+    select_ready, set_blocking = select.select, os.set_blocking
+    unwritten = [b"name: a"]
+
+    def write_job() -> None:
+        if unwritten:
+            os.write(write_fd, unwritten.pop())
+            os.close(write_fd)
+
+    def select_before_write(*arguments: Any) -> Any:
+        ready = select_ready(*arguments)
+        write_job()
+        return ready
+
+    def write_before_wait(descriptor: int, blocking: bool) -> None:
+        write_job()
+        set_blocking(descriptor, blocking)
+
+    monkeypatch.setattr(select, "select", select_before_write)
+    monkeypatch.setattr(os, "set_blocking", write_before_wait)
+    assert reader.read_document(Path(f"/dev/fd/{read_fd}")).data == {"name": "a"}
     os.close(read_fd)
 
 
