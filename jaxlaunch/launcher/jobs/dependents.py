@@ -20,10 +20,11 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     CONFIGMAPS,
     JOBSETS,
     NETWORK_POLICIES,
+    SECRETS,
     Kind,
     manifest_kind,
 )
-from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
+from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, MANAGED_BY
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 
 # Errors of the server are retried for this long.
@@ -125,10 +126,24 @@ class Dependents:
                 return
             if kind is CONFIGMAPS:
                 self._add_owner(obj, owner)
-            elif is_ours(obj):
-                self._cluster.delete(kind, name, self._namespace, uid=obj["metadata"]["uid"])
             else:
-                raise self._foreign_object_error(obj)
+                self._check_creator(obj, manifest)
+                self._delete_leftover(kind, obj)
+
+    def _delete_leftover(self, kind: Kind, obj: Obj) -> None:
+        """Delete an object of an earlier JobSet of the same name, or wait while it is deleted.
+
+        Kubernetes' garbage collector deletes it too, so the permission is not needed.
+        """
+        metadata = obj["metadata"]
+        if "deletionTimestamp" not in metadata:
+            try:
+                self._cluster.delete(kind, metadata["name"], self._namespace, uid=metadata["uid"])
+            except ApiError as error:
+                # Conflict: the object of that name is already another one.
+                if error.status not in (403, 409):
+                    raise
+        time.sleep(RETRY_PAUSE_S)
 
     def _add_owner(self, obj: Obj, owner: Obj) -> None:
         """Add an owner to a shared ConfigMap. The caller reads the result back.
@@ -150,28 +165,39 @@ class Dependents:
                 raise
 
     def check_network_policy(self) -> None:
-        """Raise UserError if the NetworkPolicy exists and launcher does not manage it."""
+        """Raise UserError if the NetworkPolicy exists and is not of a job of this name."""
         for manifest in self._manifests:
             if manifest["kind"] == NETWORK_POLICIES.kind:
-                name = manifest["metadata"]["name"]
-                policy = self._cluster.get(NETWORK_POLICIES, name, self._namespace)
-                if policy is not None and not is_ours(policy):
-                    raise self._foreign_object_error(policy)
+                self.check_existing(manifest)
 
-    def check_config_map(self, manifest: Obj) -> None:
-        """Raise UserError if the ConfigMap exists with other contents."""
-        if manifest["kind"] == CONFIGMAPS.kind:
-            name = manifest["metadata"]["name"]
-            config_map = self._cluster.get(CONFIGMAPS, name, self._namespace)
-            if config_map is not None:
-                _check_contents(config_map, manifest)
+    def check_existing(self, manifest: Obj) -> None:
+        """Raise UserError if the object exists and this job cannot use or replace it.
 
-    def _foreign_object_error(self, obj: Obj) -> UserError:
-        name = f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']}"
-        location = f"{name} in namespace {self._namespace}"
+        That is a ConfigMap with other contents, or an object that is not of a job of this name. A
+        Secret is not read.
+        """
+        kind, name = manifest_kind(manifest), manifest["metadata"]["name"]
+        if kind in (JOBSETS, SECRETS):
+            return
+        obj = self._cluster.get(kind, name, self._namespace)
+        if obj is not None and kind is CONFIGMAPS:
+            _check_contents(obj, manifest)
+        elif obj is not None:
+            self._check_creator(obj, manifest)
+
+    def _check_creator(self, obj: Obj, manifest: Obj) -> None:
+        """Raise UserError if launcher did not create the object for a job of the same name."""
+        labels = obj["metadata"].get("labels") or {}
+        # The object itself may have another name than its job.
+        if labels.get(JOB_LABEL) == manifest["metadata"]["labels"][JOB_LABEL]:
+            return
+        location = f"{manifest['kind']} {manifest['metadata']['name']} in namespace "
+        location += self._namespace
         message = f"{location} exists and is not managed by launcher{describe_creator(obj)}."
-        hint = "use another name, or network_policy: false."
-        return UserError(f"{message} It was not changed.", hint)
+        hint = "use another name."
+        if manifest_kind(manifest) is NETWORK_POLICIES:
+            hint = "use another name, or network_policy: false."
+        raise UserError(f"{message} It was not changed.", hint)
 
 
 def _owner_uids(obj: Obj) -> list[str]:

@@ -90,7 +90,7 @@ class Submission:
         self._dependents.check_network_policy()
         for manifest in self._others:
             if not self._would_create(manifest_kind(manifest), manifest, replace):
-                self._dependents.check_config_map(manifest)
+                self._dependents.check_existing(manifest)
         jobset, outcome = self._ensure_jobset(replace)
         is_new = outcome in ("created", "replaced")
         has_deleted_earlier = self._has_deleted_earlier
@@ -159,7 +159,7 @@ class Submission:
             kind, outcome = manifest_kind(manifest), "created"
             if not self._would_create(kind, manifest, replace):
                 outcome = self._outcome_for_existing(replace) if kind is JOBSETS else "unchanged"
-                self._dependents.check_config_map(manifest)
+                self._dependents.check_existing(manifest)
             lines.append(f"{kind.qualified_name(manifest['metadata']['name'])} {outcome}")
         return lines
 

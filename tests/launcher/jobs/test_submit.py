@@ -28,6 +28,7 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     NAMESPACES,
     NETWORK_POLICIES,
     PODS,
+    RESOURCE_CLAIM_TEMPLATES,
     SECRETS,
     WORKLOAD_PRIORITY_CLASSES,
     WORKLOADS,
@@ -471,6 +472,60 @@ def test_foreign_network_policy_is_refused(server: Server, run: Run) -> None:
     result = submit_job(run)
     assert result.code == 2
     assert "NetworkPolicy x in namespace team-a exists and is not managed by launcher" in result.err
+    assert list_writes(server) == []
+
+
+CLAIMS_AT = RESOURCE_CLAIM_TEMPLATES.path("team-a", "x-adapters")
+
+
+@pytest.fixture
+def claims(server: Server, run: Run) -> dict[str, Any]:
+    """Return the claim template of a job that is not there any more, as it left it behind."""
+    server.groups["resource.k8s.io"] = ["v1"]
+    assert submit_job(run, *EFA).code == 0
+    template = server.objects[CLAIMS_AT]
+    for path in list(server.stored("team-a/")):
+        server.drop(path)
+    server.requests.clear()
+    return template
+
+
+EFA = ("hosts=2", "accelerator.type=h100", "network=efa-dra", "gang_secret=false", "platform=eks")
+EFA += ("node_selector={node.kubernetes.io/instance-type: p5.48xlarge}",)
+
+
+def test_claim_template_of_earlier_job_is_replaced(
+    server: Server, run: Run, claims: dict[str, Any]
+) -> None:
+    server.put(CLAIMS_AT, claims)
+    result = submit_job(run, *EFA)
+    assert result.code == 0, result.err
+    (owner,) = server.objects[CLAIMS_AT]["metadata"]["ownerReferences"]
+    assert owner["uid"] == server.objects[AT]["metadata"]["uid"]
+
+
+def test_leftover_without_delete_right_is_left_to_the_server(
+    server: Server, run: Run, claims: dict[str, Any]
+) -> None:
+    def collect_garbage(handler: Handler) -> bool:
+        server.drop(CLAIMS_AT)
+        return refuse_with(403)(handler)
+
+    server.put(CLAIMS_AT, claims)
+    server.on("DELETE", "resourceclaimtemplates", collect_garbage)
+    assert submit_job(run, *EFA).code == 0
+    assert CLAIMS_AT in server.objects
+
+
+@pytest.mark.parametrize("rehearsed", [(), ("--dry-run=server",)])
+def test_foreign_claim_template_is_refused(
+    server: Server, run: Run, claims: dict[str, Any], rehearsed: tuple[str, ...]
+) -> None:
+    server.put(CLAIMS_AT, {"metadata": {"name": "x-adapters"}})
+    result = submit_job(run, *EFA, *rehearsed)
+    assert result.code == 2
+    assert "ResourceClaimTemplate x-adapters in namespace team-a exists and is not" in result.err
+    assert "  hint: use another name.\n" in result.err
     assert list_writes(server) == []
 
 
