@@ -294,7 +294,10 @@ def trim_event(event: Obj) -> dict[str, Any]:
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Merge events with the same kind, reason and message; the newest come first."""
+    """Merge events with the same kind, reason and message; the newest come first.
+
+    A merged event is the newest one, with the names of all objects, the newest one's first.
+    """
     folded: dict[tuple[str, str, str], dict[str, Any]] = {}
     for event in events:
         key = event["kind"], event["reason"], _RANDOM_PARTS.sub("", event["message"])
@@ -304,7 +307,8 @@ def fold_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             if len(folded) > MAX_EVENT_KINDS:
                 del folded[min(folded, key=lambda key: folded[key]["last"])]
             continue
-        newest = max(event, merged, key=lambda event: event["last"])
-        names = list(dict.fromkeys([*merged["names"], *event["names"]]))[:MAX_EVENT_NAMES]
+        is_newer = event["last"] > merged["last"]
+        newest, older = (event, merged) if is_newer else (merged, event)
+        names = list(dict.fromkeys([*newest["names"], *older["names"]]))[:MAX_EVENT_NAMES]
         folded[key] = {**newest, "names": names, "count": event["count"] + merged["count"]}
     return sorted(folded.values(), key=lambda event: event["last"], reverse=True)

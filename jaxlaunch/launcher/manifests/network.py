@@ -91,8 +91,8 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobNetw
     if "network" not in job.model_fields_set and kind in defaults.network:
         choice, default_keys[("network",)] = defaults.network[kind], ("network", kind)
     ports = Ports(LEADER_PORT, METRICS_PORT)
-    # Jobs on one host share its ports, so each job derives its own from its name. The namespace of a
-    # kubeconfig's context does not count: `render`, `plan` and `submit` give the same ports. Where
+    # Jobs on one host share its ports, so each job derives its own from its name. The namespace of
+    # a kubeconfig's context does not count: `render`, `plan` and `submit` give the same ports. If
     # two jobs have the same ports, the scheduler places their pods on different nodes.
     if choice == "hostnetwork":
         owner = f"{job.namespace or ''}/{job.name}"

@@ -64,7 +64,8 @@ def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
         return _explain_ignored_pods(snapshot)
     message = waiting_hosts[0].unscheduled.get("message", "")
     group = host_group(waiting_hosts, snapshot)
-    event = snapshot.find_event(*_AUTOSCALER_EVENTS)
+    # Events about the pods of earlier attempts do not count.
+    event = snapshot.find_event(*_AUTOSCALER_EVENTS, kind="Pod", on_hosts=waiting_hosts)
     evidence = describe_event(event)
     if message:
         evidence = (
@@ -82,12 +83,10 @@ def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
         return Answer("scaling-up", headline, evidence)
     answer = _explain_no_node(snapshot, message, group, evidence)
     # Karpenter's events have the same reason as the scheduler's.
-    karpenter_events = (
-        event
-        for event in snapshot.events
-        if event["reason"] == "FailedScheduling" and event["by"] == "karpenter"
+    event = event or snapshot.find_event(
+        "FailedScheduling", kind="Pod", on_hosts=waiting_hosts, by="karpenter"
     )
-    if (event := event or next(karpenter_events, None)) is None:
+    if event is None:
         return answer
     template = "; the autoscaler adds no node: {message}"
     return answer.append_to_headline(Text(template, message=event["message"]))
@@ -141,24 +140,36 @@ def _explain_claims(
         event = snapshot.find_event(
             "FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning"
         )
-        claim = ", ".join(claims) or "a claim"
-        template, event_message = "PersistentVolumeClaim {claim} is not bound", ""
+        headline = _describe_one_of(claims) + Text(" is not bound")
         if event is not None:
-            claim, event_message = event["names"][0], event["message"]
-            template += ": {why}"
+            # Events with the same message about several claims are folded into one.
+            claims = event["names"]
+            template = (
+                "PersistentVolumeClaim{claims:|s} {claims: and } {claims:is|are} not bound: {why}"
+            )
+            headline = Text(template, claims=claims, why=event["message"])
         step = advise_change(
             "{describe}: it needs a StorageClass that provisions, or a matching PersistentVolume.",
-            describe=kubectl_command("describe", "pvc", claim),
+            describe=kubectl_command("describe", "pvc", *claims),
         )
-        headline = Text(template, claim=claim, why=event_message)
         return waiting_answer("claim-unbound", headline, (*evidence, *describe_event(event)), step)
     if _SINGLE_POD_TEXT in message:
-        template = "PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it"
-        return waiting_answer("claim-in-use", Text(template, claims=claims), evidence)
+        reason = Text(" is ReadWriteOncePod, and another pod uses it")
+        return waiting_answer("claim-in-use", _describe_one_of(claims) + reason, evidence)
     if _VOLUME_AFFINITY.search(message):
         reason = Text("volume node affinity conflict: no free node can mount the volume")
         return _unschedulable_answer("volume-affinity", group, reason, evidence)
     return None
+
+
+def _describe_one_of(claims: Sequence[str]) -> Text:
+    """Describe the claim that a message of the scheduler is about, which does not name it."""
+    if not claims:
+        return Text("a PersistentVolumeClaim of the pods")
+    template = "PersistentVolumeClaim {claims}"
+    if len(claims) > 1:
+        template = "one of the PersistentVolumeClaims {claims: and }"
+    return Text(template, claims=list(claims))
 
 
 def _unschedulable_answer(

@@ -253,7 +253,11 @@ class Snapshot:
         return _is_about(event, hosts)
 
     def find_event(
-        self, *reasons: str, kind: str = "", on_hosts: Collection[Host] | None = None
+        self,
+        *reasons: str,
+        kind: str = "",
+        on_hosts: Collection[Host] | None = None,
+        by: str = "",
     ) -> Obj | None:
         """Return the newest event with one of the reasons.
 
@@ -261,18 +265,25 @@ class Snapshot:
             *reasons: Reasons of the event.
             kind: Kind of the object that it is about, or "" for any.
             on_hosts: Hosts of which it must be about one, or None for any.
+            by: Component that reported it, or "" for any.
         """
         for event in self.events:
             is_match = event["reason"] in reasons and kind in ("", event["kind"])
+            is_match = is_match and by in ("", event["by"])
             if is_match and (on_hosts is None or _is_about(event, on_hosts)):
                 return event
         return None
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
-    """Return whether an event is about one of these hosts. A truncated one may be, so it counts."""
+    """Return whether an event is about one of these hosts.
+
+    Where not all names of a folded event are known, it counts if it is not older than their pods.
+    """
+    if any(host.pod in event["names"] for host in hosts):
+        return True
     is_truncated = len(event["names"]) >= MAX_EVENT_NAMES
-    return bool(hosts) and (is_truncated or any(host.pod in event["names"] for host in hosts))
+    return is_truncated and any(host.created_at <= event["last"] for host in hosts)
 
 
 # --- lost hosts of a gang whose other pods stay, and the hosts that hold ranks --------------------

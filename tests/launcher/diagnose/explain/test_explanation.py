@@ -78,6 +78,9 @@ ELASTIC = jobset(
 )
 
 
+CLAIMS = [{"claim": "ckpt", "path": "/ckpt"}, {"claim": "data", "path": "/data"}]
+
+
 def with_metadata(obj: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return obj | {"metadata": obj["metadata"] | fields}
 
@@ -744,6 +747,37 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"^lm waits for the autoscaler to add nodes: its host is pending; pod triggered scale-up: "
         r"\[\{pool-1 0->1",
     ),
+    "new nodes came for pods of an earlier attempt": (
+        make_unscheduled(
+            "0/2 nodes are available: 2 Insufficient cpu.",
+            node(),
+            events=(
+                event("Pod", "lm-w-0-0-zzzzz", "TriggeredScaleUp", "pod triggered scale-up"),
+                event("Pod", "lm-w-0-0-zzzzz", "FailedScheduling", "no type", by="karpenter"),
+            ),
+            resources={"cpu": 4},
+        ),
+        "^lm waits: its host is unschedulable: insufficient free cpu; 1 node would fit a host "
+        "when empty$",
+    ),
+    "new nodes came for many pods of an earlier attempt": (
+        snapshot(
+            jobset(1, resources={"cpu": 4}),
+            make_later_pod(pending(0, "0/2 nodes are available: 2 Insufficient cpu.")),
+            nodes=(node(),),
+            events=tuple(
+                event(
+                    "Pod",
+                    f"lm-w-0-{host}-zzzzz",
+                    "TriggeredScaleUp",
+                    "pod triggered scale-up",
+                    last=ago(minutes=5),
+                )
+                for host in range(9)
+            ),
+        ),
+        "^lm waits: its host is unschedulable: insufficient free cpu",
+    ),
     "no new nodes can come": (
         make_unscheduled(
             NOTHING_FITS,
@@ -807,6 +841,36 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             volumes=[{"claim": "ckpt", "path": "/ckpt"}],
         ),
         '^lm waits: PersistentVolumeClaim ckpt is not bound: storageclass "fast" not found$',
+    ),
+    "unbound claims": (
+        make_unscheduled(
+            "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            node(),
+            events=tuple(
+                event("PersistentVolumeClaim", claim, "FailedBinding", "no storage class is set")
+                for claim in ("ckpt", "data")
+            ),
+            volumes=CLAIMS,
+        ),
+        "^lm waits: PersistentVolumeClaims ckpt and data are not bound: no storage class is set$",
+    ),
+    "unbound claims without events": (
+        make_unscheduled(
+            "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            node(),
+            volumes=CLAIMS,
+        ),
+        "^lm waits: one of the PersistentVolumeClaims ckpt and data is not bound$",
+    ),
+    "a claim of one pod": (
+        make_unscheduled(
+            "0/1 nodes are available: 1 node has pod using PersistentVolumeClaim with the same "
+            "name and ReadWriteOncePod access mode.",
+            node(),
+            volumes=CLAIMS,
+        ),
+        "^lm waits: one of the PersistentVolumeClaims ckpt and data is ReadWriteOncePod, and "
+        "another pod uses it$",
     ),
     "a volume elsewhere": (
         make_unscheduled(
