@@ -276,7 +276,9 @@ def _check_webhooks(target: Target) -> Findings:
         *target.cluster.list(kinds.MUTATING_WEBHOOKS),
         *target.cluster.list(kinds.VALIDATING_WEBHOOKS),
     ]
-    webhooks = controllers.blocking_webhooks(configurations, target.namespace_labels)
+    webhooks = controllers.blocking_webhooks(
+        configurations, target.namespace_labels, controllers.created_labels(target.manifests)
+    )
     services = {hook.service for hook in webhooks if hook.service is not None}
     ready = {service: _count_ready_endpoints(target, *service) for service in services}
     yield from controllers.judge_webhooks(webhooks, ready)

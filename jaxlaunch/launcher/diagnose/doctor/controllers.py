@@ -21,8 +21,20 @@ from jaxlaunch.launcher.diagnose.doctor.finding import (
 )
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError
-from jaxlaunch.launcher.kubernetes.kinds import GANG_KINDS, JOBSETS, LOCAL_QUEUES, Kind
-from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, Obj, clock_skew_s
+from jaxlaunch.launcher.kubernetes.kinds import (
+    GANG_KINDS,
+    JOBSETS,
+    LOCAL_QUEUES,
+    Kind,
+    manifest_kind,
+)
+from jaxlaunch.launcher.kubernetes.labels import RESERVED_DOMAINS
+from jaxlaunch.launcher.kubernetes.objects import (
+    MAX_SKEW_S,
+    Obj,
+    clock_skew_s,
+    replicated_jobs,
+)
 from jaxlaunch.launcher.wording import join_choices
 
 # Namespace and name of each controller in its project's own manifests.
@@ -43,7 +55,7 @@ _FEATURE_NOTES = {
     "JobSet": "launcher needs neither: it replaces lost hosts, and has ranks move, by itself",
     "Kueue": "neither is for JobSets: a job is admitted whole, with its spares",
 }
-# Resources that are created for a job, by API group. A webhook on any of them can keep its pods
+# Resources that are created for most jobs, by API group. A webhook on any of them can keep the pods
 # from running.
 _CREATED_RESOURCES: Mapping[str, tuple[str, ...]] = {
     "jobset.x-k8s.io": ("jobsets",),
@@ -52,6 +64,8 @@ _CREATED_RESOURCES: Mapping[str, tuple[str, ...]] = {
     "networking.k8s.io": ("networkpolicies",),
     "kueue.x-k8s.io": ("workloads",),
 }
+# Labels without a domain that the Job controller sets on pods.
+_JOB_POD_LABELS = ("controller-uid", "job-name")
 # A server rejects tokens and certificates if the clocks differ by more than this.
 MAX_TOKEN_SKEW_S = 300
 _WEBHOOK_BLOCKS = "the API server rejects what this webhook must admit until it answers."
@@ -189,10 +203,36 @@ class Webhook(NamedTuple):
     name: str
     # Namespace and name, or None for a webhook that is called by URL.
     service: tuple[str, str] | None
+    # Whether it has matchConditions, so that it may be called for none of the objects.
+    is_conditional: bool = False
+
+
+# The labels of a job's objects that are known before they are created, by API group and resource.
+ObjectLabels = Mapping[tuple[str, str], Sequence[Mapping[str, str]]]
+
+
+def created_labels(manifests: Sequence[Obj]) -> ObjectLabels:
+    """Return the labels of a job's manifests, and of the Jobs and pods of its JobSet."""
+    labels: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for manifest in manifests:
+        kind = manifest_kind(manifest)
+        labels.setdefault((kind.group, kind.plural), []).append(_labels_of(manifest))
+        for job in replicated_jobs(manifest) if kind is JOBSETS else ():
+            template = job["template"]
+            labels.setdefault(("batch", "jobs"), []).append(_labels_of(template))
+            labels.setdefault(("", "pods"), []).append(_labels_of(template["spec"]["template"]))
+    return labels
+
+
+def _labels_of(obj: Obj) -> Mapping[str, str]:
+    labels: Mapping[str, str] = (obj.get("metadata") or {}).get("labels") or {}
+    return labels
 
 
 def blocking_webhooks(
-    configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None
+    configurations: Sequence[Obj],
+    namespace_labels: Mapping[str, str] | None,
+    object_labels: ObjectLabels,
 ) -> list[Webhook]:
     """Return the webhooks that must admit a job's objects in a namespace with these labels."""
     webhooks = []
@@ -201,22 +241,55 @@ def blocking_webhooks(
         selector = hook.get("namespaceSelector") or {}
         selects_namespace = namespace_labels is None or selector_matches(selector, namespace_labels)
         is_required = hook.get("failurePolicy", "Fail") == "Fail"
-        if selects_namespace and is_required and any(map(_covers_jobs, hook.get("rules") or [])):
+        if selects_namespace and is_required and _selects_objects(hook, object_labels):
             service = hook["clientConfig"].get("service")
             service_key = None if service is None else (service["namespace"], service["name"])
-            webhooks.append(Webhook(hook["name"], service_key))
+            webhooks.append(Webhook(hook["name"], service_key, bool(hook.get("matchConditions"))))
     return webhooks
 
 
-def _covers_jobs(rule: Obj) -> bool:
-    if {"*", "CREATE"}.isdisjoint(rule.get("operations") or []):
+def _selects_objects(hook: Obj, object_labels: ObjectLabels) -> bool:
+    """Return whether the rules and the objectSelector select an object of a job."""
+    selector = hook.get("objectSelector") or {}
+    usual_resources = {
+        (group, resource) for group, created in _CREATED_RESOURCES.items() for resource in created
+    }
+    return any(
+        _covers_creation(rule, *resource)
+        # The labels of some objects, such as a Workload of Kueue, are not known.
+        and (
+            resource not in object_labels
+            or any(_may_select(selector, labels) for labels in object_labels[resource])
+        )
+        for rule in hook.get("rules") or []
+        for resource in usual_resources | object_labels.keys()
+    )
+
+
+def _may_select(selector: Obj, labels: Mapping[str, str]) -> bool:
+    """Return whether a selector may match once controllers have added their labels."""
+
+    def is_known(key: str) -> bool:
+        domain, slash, _ = key.partition("/")
+        is_added = key in _JOB_POD_LABELS or (slash and domain in RESERVED_DOMAINS)
+        return key in labels or not is_added
+
+    match_labels = selector.get("matchLabels") or {}
+    terms = selector.get("matchExpressions") or []
+    known_selector = {
+        "matchLabels": {key: value for key, value in match_labels.items() if is_known(key)},
+        "matchExpressions": [term for term in terms if is_known(term["key"])],
+    }
+    return selector_matches(known_selector, labels)
+
+
+def _covers_creation(rule: Obj, group: str, plural: str) -> bool:
+    """Return whether a rule covers the creation of a namespaced object."""
+    if rule.get("scope") == "Cluster" or {"*", "CREATE"}.isdisjoint(rule.get("operations") or []):
         return False
     resources = {resource.partition("/")[0] for resource in rule["resources"]}
-    return any(
-        "*" in resources or not resources.isdisjoint(created)
-        for group, created in _CREATED_RESOURCES.items()
-        if "*" in rule["apiGroups"] or group in rule["apiGroups"]
-    )
+    has_group = not {"*", group}.isdisjoint(rule["apiGroups"])
+    return has_group and not {"*", plural}.isdisjoint(resources)
 
 
 def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
@@ -247,11 +320,15 @@ def judge_webhooks(
         "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind."
     )
     is_down = False
-    for name, service in webhooks:
+    for name, service, is_conditional in webhooks:
         if service is not None and not ready_endpoints.get(service):
             is_down = True
             fields = {"name": name, "namespace": service[0], "service": service[1]}
-            yield admin_failure(summary, _WEBHOOK_BLOCKS, remedy, **fields)
+            if is_conditional:
+                reason = "its matchConditions decide whether that keeps the job's objects out."
+                yield warning_finding(summary, reason, remedy, **fields)
+            else:
+                yield admin_failure(summary, _WEBHOOK_BLOCKS, remedy, **fields)
     if not is_down:
         summary = "{hooks:webhook} for a job's objects, each with a ready endpoint"
         yield ok_finding(summary, hooks=len(webhooks))

@@ -25,6 +25,7 @@ from jaxlaunch.launcher.kubernetes.kinds import Right
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
+from tests.launcher import objects
 from tests.launcher.diagnose.words import replace_words
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -333,6 +334,42 @@ def test_kueue_configuration_is_judged_for_the_job(
     assert len(results) == len(expected) and all(map(str.startswith, results, expected))
 
 
+@pytest.mark.parametrize(
+    ("selector", "is_selected"),
+    [
+        ({}, True),
+        ({"matchLabels": {"inject": "true"}}, False),
+        ({"matchLabels": {"team": "vision"}}, True),
+        ({"matchLabels": {"team": "text"}}, False),
+        ({"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "another"}}, True),
+        ({"matchExpressions": [{"key": "inject", "operator": "DoesNotExist"}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
+        ({"matchExpressions": [{"key": "job-name", "operator": "Exists"}]}, True),
+    ],
+)
+def test_webhook_counts_if_it_may_select_an_object_of_the_job(
+    selector: dict[str, Any], is_selected: bool
+) -> None:
+    labels = controllers.created_labels([objects.jobset(2, labels={"team": "vision"})])
+    configuration = {"webhooks": [make_webhook("w", "pods", "", objectSelector=selector)]}
+    webhooks = controllers.blocking_webhooks([configuration], {}, labels)
+    assert bool(webhooks) is is_selected
+
+
+def test_webhook_for_cluster_scope_does_not_count() -> None:
+    webhook = make_webhook("w", "*", "*")
+    webhook["rules"][0]["scope"] = "Cluster"
+    assert not controllers.blocking_webhooks([{"webhooks": [webhook]}], {}, {})
+
+
+def test_webhook_with_conditions_may_block() -> None:
+    conditions = [{"name": "ours", "expression": "object.metadata.name == 'x'"}]
+    configuration = {"webhooks": [make_webhook("w", "pods", "", matchConditions=conditions)]}
+    webhooks = controllers.blocking_webhooks([configuration], {}, {})
+    (result,) = controllers.judge_webhooks(webhooks, {})
+    assert result.level == "warn" and "matchConditions" in result.reason_text
+
+
 def make_webhook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
     rule = {"apiGroups": [group], "resources": [resource], "operations": ["CREATE"]}
     service = {"service": {"namespace": "system", "name": name}}
@@ -354,14 +391,10 @@ def test_only_webhooks_for_objects_of_jobs_in_the_namespace_count() -> None:
             {**make_webhook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
         ]
     }
-    webhooks = controllers.blocking_webhooks([configuration], {"team": "a"})
+    webhooks = controllers.blocking_webhooks([configuration], {"team": "a"}, {})
     assert [webhook.name for webhook in webhooks] == ["jobs", "all", "scale", "url"]
-    assert [webhook.name for webhook in controllers.blocking_webhooks([configuration], None)][
-        -2:
-    ] == [
-        "elsewhere",
-        "url",
-    ]
+    all_webhooks = controllers.blocking_webhooks([configuration], None, {})
+    assert [webhook.name for webhook in all_webhooks][-2:] == ["elsewhere", "url"]
     down = list(
         controllers.judge_webhooks(webhooks, {("system", "jobs"): 1, ("system", "scale"): 2})
     )
