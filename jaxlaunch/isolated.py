@@ -17,11 +17,11 @@ import sys
 # Python has put the folder of this script on sys.path. No module may be imported from there: it
 # contains other modules of jaxlaunch, or the files that the agent brings for programs.
 if __name__ == "__main__":
-    _script_folder = os.path.dirname(os.path.abspath(__file__))
+    _script_folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
     sys.path[:] = [
         entry
         for entry in sys.path
-        if entry and not os.path.abspath(entry).startswith(_script_folder)
+        if entry and not os.path.join(os.path.abspath(entry), "").startswith(_script_folder)
     ]
 
 # Used instead of typing.TYPE_CHECKING, because importing typing takes longer than the whole script.

@@ -87,6 +87,23 @@ def test_code_of_the_job_comes_before_its_search_path(
         assert result["PYTHONPATH"] == ":".join(filter(None, ("/site", user_path)))
 
 
+@pytest.mark.parametrize(
+    ("folder", "is_searched"), [("tools", False), ("tools/nested", False), ("tools-2", True)]
+)
+def test_only_the_folder_of_the_script_is_not_searched(
+    tmp_path: Path, folder: str, is_searched: bool
+) -> None:
+    script = tmp_path / "tools" / "isolated.py"
+    for path in (tmp_path / folder, script.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    script.write_text(Path(isolated.__file__).read_text())
+    (tmp_path / folder / "probe.py").write_text("print('imported')")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / folder)}
+    command = [sys.executable, str(script), "probe"]
+    process = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (process.stdout == "imported\n") is is_searched, process.stderr
+
+
 POD = {
     contract.LEADER: "six-w-0-0.six:9401",
     contract.POD_IP: "10.1.2.3",
