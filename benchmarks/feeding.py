@@ -52,7 +52,7 @@ THEIR_DATASETS = {"packed": "images"}
 TORCH_ONLY = ("sampled",)
 
 
-def make_jpeg(number: int, height: int = HEIGHT, width: int = WIDTH) -> bytes:
+def make_jpeg(number: int, height: int, width: int) -> bytes:
     """Return a JPEG with large shapes and fine detail, like a photo."""
     rng = np.random.default_rng(number)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize(
@@ -69,7 +69,7 @@ def write_files(folder: Path, images: int, rows: int) -> None:
     for number in range(images):
         path = folder / "photos" / CLASSES[number % 2] / f"{number:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_jpeg(number))
+        path.write_bytes(make_jpeg(number, HEIGHT, WIDTH))
     rng = np.random.default_rng(0)
     x_NF = rng.normal(size=(rows, FEATURES)).astype(np.float32)
     np.savez(folder / "table.npz", x=x_NF, y=rng.integers(0, 2, rows))

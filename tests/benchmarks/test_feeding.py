@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
+from PIL import Image
 
 from benchmarks import feeding, feeding_side
 
@@ -20,6 +21,8 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     monkeypatch.setattr(feeding, "WIDTH", 32)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     feeding.write_files(tmp_path, 6, 20)
+    with Image.open(tmp_path / "photos" / "cat" / "000000.jpg") as image:
+        assert image.size == (32, 24)
     yield {"folder": str(tmp_path), "size": 16, "batch": 2, "table_batch": 5, "workers": 0}
     flags.FLAGS.unparse_flags()
 
