@@ -46,7 +46,7 @@ LETTERS: Mapping[str | None, str] = {
 }
 # Equal values of consecutive ranks, as `encode_letters` and `_encode_numbers` write them.
 _LETTER_RUN = re.compile(rf"([{''.join(LETTERS.values())}{ENDED}])([0-9]{{0,4}})")
-_NUMBER_RUN = re.compile(r"([0-9]{1,15})(?:x([0-9]{1,4}))?,")
+_NUMBER_RUN = re.compile(rf"([0-9]{{1,15}}|{UNKNOWN})(?:x([0-9]{{1,4}}))?,")
 
 
 class Column(NamedTuple):
@@ -56,7 +56,8 @@ class Column(NamedTuple):
         time: Unix time.
         letters: Letters of the phases.
         lags: Steps by which the ranks are behind the foremost one.
-        own: Own times in thousandths of a step. Empty if no rank has reported one.
+        own: Own times in thousandths of a step, `-` where one is unknown. Empty if no rank has
+            reported one.
     """
 
     time: float
@@ -134,7 +135,7 @@ class RankHistory:
         times = list(itertools.islice(own_times, MAX_RANKS))
         encoded_own = ""
         if any(time is not None for time in times):
-            encoded_own = _encode_numbers(time or 0 for time in times)
+            encoded_own = _encode_numbers(times)
         self.columns.append(
             Column(round(now, 1), encoded_letters, _encode_numbers(lags), encoded_own)
         )
@@ -172,8 +173,9 @@ class RankHistory:
         """Return the ranks that the others wait for, the slowest first."""
         times_by_rank = dict[int, list[int]]()
         for column in self.columns:
-            for rank, own_time in enumerate(decode_numbers(column.own)):
-                times_by_rank.setdefault(rank, []).append(own_time)
+            for rank, own_time in enumerate(decode_own_times(column.own)):
+                if own_time is not None:
+                    times_by_rank.setdefault(rank, []).append(own_time)
         means = {
             rank: statistics.fmean(times)
             for rank, times in times_by_rank.items()
@@ -217,10 +219,11 @@ def encode_letters(letters: Iterable[str]) -> str:
     return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in runs)
 
 
-def _encode_numbers(numbers: Iterable[int]) -> str:
+def _encode_numbers(numbers: Iterable[int | None]) -> str:
     """Encode numbers: "0x31,5," is for 31 foremost ranks and one that is 5 steps behind."""
-    runs = [(number, len(list(run))) for number, run in itertools.groupby(numbers)]
-    return "".join(f"{number}," if count == 1 else f"{number}x{count}," for number, count in runs)
+    texts = (UNKNOWN if number is None else str(number) for number in numbers)
+    runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
+    return "".join(f"{text}," if count == 1 else f"{text}x{count}," for text, count in runs)
 
 
 def decode_letters(column: Column) -> list[str]:
@@ -230,20 +233,31 @@ def decode_letters(column: Column) -> list[str]:
 
 
 def decode_numbers(text: str) -> list[int]:
-    """Return the number of each rank in the lags or the own times of a column."""
-    runs = _NUMBER_RUN.findall(text)
-    return [int(number) for number, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
+    """Return the number of each rank in the lags of a column."""
+    return [number or 0 for number in decode_own_times(text)]
+
+
+def decode_own_times(text: str) -> list[int | None]:
+    """Return the own time of each rank in a column, None where it is unknown."""
+    numbers = [
+        None if number == UNKNOWN else int(number)
+        for number, count in _NUMBER_RUN.findall(text)
+        for _ in range(int(count or 1))
+    ]
+    return numbers[:MAX_RANKS]
 
 
 def _merge_columns(first: Column, second: Column) -> Column:
     """Return a column with the later phases, the larger lags and the mean own times."""
-    lag_pairs = _pair_numbers(first.lags, second.lags)
-    mean_own = first.own or second.own
-    if first.own and second.own:
-        own_pairs = _pair_numbers(first.own, second.own)
-        mean_own = _encode_numbers(round(sum(pair) / 2) for pair in own_pairs)
+    lag_pairs = itertools.zip_longest(
+        decode_numbers(first.lags), decode_numbers(second.lags), fillvalue=0
+    )
+    own_pairs = itertools.zip_longest(decode_own_times(first.own), decode_own_times(second.own))
+    mean_own = _encode_numbers(_mean_known(*pair) for pair in own_pairs)
     return Column(second.time, second.letters, _encode_numbers(map(max, lag_pairs)), mean_own)
 
 
-def _pair_numbers(first: str, second: str) -> Iterable[tuple[int, int]]:
-    return itertools.zip_longest(decode_numbers(first), decode_numbers(second), fillvalue=0)
+def _mean_known(first: int | None, second: int | None) -> int | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return round((first + second) / 2)

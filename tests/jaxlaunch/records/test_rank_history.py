@@ -109,6 +109,23 @@ def test_of_two_ranks_the_slower_is_named() -> None:
     assert make_history([[30, 5]] * 9).list_slow_ranks() == [(0, 30, 5)]
 
 
+@pytest.mark.parametrize("columns", [8, 2 * MAX_COLUMNS])
+def test_unknown_own_time_does_not_count(columns: int) -> None:
+    """Rank 0 reports in every other column. Merged columns have the mean of what is known."""
+    own_times: list[list[int | None]] = [
+        [40 if look % 2 else None, 20, 20] for look in range(columns)
+    ]
+    history = make_history(own_times)
+    assert history.list_slow_ranks() == [(0, 40, 20)]
+
+
+def test_rank_that_never_reports_its_own_time_is_not_compared() -> None:
+    history = make_history([[None, 40, 20, 20]] * 8)
+    assert history.columns[0].own == "-,40,20x2,"
+    assert rank_history.decode_own_times(history.columns[0].own) == [None, 40, 20, 20]
+    assert history.list_slow_ranks() == [(1, 40, 20)]
+
+
 def test_columns_of_agents_without_own_times_are_read() -> None:
     history = RankHistory.from_json({"columns": [[1.0, "s2", "0,1,"], [3.0, "s2", "0x2,"]]})
     assert [column.lags for column in history.columns] == ["0,1,", "0x2,"]
