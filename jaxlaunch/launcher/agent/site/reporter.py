@@ -297,7 +297,7 @@ class Reporter:
     def report_signal(self, pid: int, signal_number: int) -> None:
         """Report that this process ends another one, unless it is the program itself."""
         is_end = signal_number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
-        if not is_end or self.is_program or self.is_below_program or _is_zombie(abs(pid)):
+        if not is_end or self.is_program or self.is_below_program or _is_ending(abs(pid)):
             return
         if self._open_pipe():
             self.send({"stops": abs(pid)})
@@ -354,13 +354,22 @@ class Reporter:
             self.send({**message, **fields})
 
 
-def _is_zombie(pid: int) -> bool:
-    """Return whether a child has ended already. A broken pool may still signal such children."""
+# PF_EXITING of Linux (include/linux/sched.h), a flag in /proc/PID/stat.
+EXITING_FLAG = 0x4
+
+
+def _is_ending(pid: int) -> bool:
+    """Return whether a child has ended, or the kernel ends it now.
+
+    A pool may still signal such a child: it notices the end of a worker by a pipe, which the kernel
+    closes before the worker becomes a zombie.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
+            state, *_, flags = file.read().rpartition(")")[2].split()[:7]
+    except (OSError, ValueError):
         return False
+    return state == "Z" or bool(int(flags) & EXITING_FLAG)
 
 
 def _flush_streams() -> None:
