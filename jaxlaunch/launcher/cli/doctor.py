@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.screen_lines import Colour, Paragraph
 from jaxlaunch.launcher.diagnose.doctor import checks
 from jaxlaunch.launcher.diagnose.doctor.finding import Checkpoints, Finding, Target, exit_code
 from jaxlaunch.launcher.errors import Fault, JobFaultsError
@@ -32,6 +33,7 @@ command: ["true"]
 """
 # The column at which findings begin.
 _TEXT_COLUMN = 26
+_LEVEL_COLOURS = {"fail": Colour.RED, "warn": Colour.YELLOW, "unknown": Colour.YELLOW}
 
 
 @click.command("doctor")
@@ -125,14 +127,17 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
     previous_check = ""
     for finding in findings:
         check = finding.check if finding.check != previous_check else ""
-        yield f"{finding.level:<8} {check:<{_TEXT_COLUMN - 10}} {finding.summary_text}"
+        line = f"{finding.level:<8} {check:<{_TEXT_COLUMN - 10}} {finding.summary_text}"
+        colour = _LEVEL_COLOURS.get(finding.level)
+        yield Paragraph(line, indent=_TEXT_COLUMN, coloured=finding.level, colour=colour)
         previous_check = finding.check
         texts: dict[str, str | None] = {"why": finding.reason_text, "fix": finding.remedy_text}
         if finding.level == "fail":
             texts["see"] = checks.section_link(finding.check)
         for name, text in texts.items():
             if text:
-                yield f"{'':<{_TEXT_COLUMN}}{name}: {text}"
+                indent = _TEXT_COLUMN + len(name) + 2
+                yield Paragraph(f"{'':<{_TEXT_COLUMN}}{name}: {text}", indent=indent)
 
 
 def count_findings(findings: Sequence[Finding]) -> str:

@@ -15,7 +15,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.job_view import ClusterView, RunView
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.status import collect
-from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import format_age
@@ -33,6 +33,34 @@ Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 
 
 # --- the table ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+    """The metric of a sweep, by which its runs are sorted."""
+
+    metric: str
+    is_higher_better: bool
+
+    def find_value(self, job: JobStatus) -> float | None:
+        """Return the newest value of the metric, or None if it is not known."""
+        # Rank 0 reports the metrics of evaluations with this prefix.
+        return select_metrics(job.metrics).get(self.metric.replace("eval/", "eval_", 1))
+
+    def sort_key(self, jobs: Sequence[JobStatus]) -> tuple[bool, bool, float]:
+        """Return the key of a row: runs that are done come first, and of them the best."""
+        value = self.find_value(jobs[0])
+        order = 0.0 if value is None else -value if self.is_higher_better else value
+        return jobs[0].state is not State.DONE, value is None, order
+
+    def make_column(self) -> Column:
+        """Return the column with the metric."""
+
+        def render(jobs: Sequence[JobStatus]) -> str:
+            value = self.find_value(jobs[0])
+            return "-" if value is None else f"{value:.4g}"
+
+        return Column(self.metric.upper(), render)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +142,14 @@ def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
     return output.format_columns(_make_table(rows, with_namespace, is_wide))
 
 
-def _make_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[list[str]]:
+def _make_table(
+    rows: Rows, with_namespace: bool, is_wide: bool, ranking: Ranking | None = None
+) -> list[list[str]]:
     """Return the cells of the table, with a row of headings."""
     columns = [column for column in COLUMNS if is_wide or not column.is_wide]
+    if ranking is not None:
+        columns.append(ranking.make_column())
+        rows = sorted(rows, key=lambda row: ranking.sort_key(row[1]))
     table = [["NAME", *(column.heading for column in columns)]]
     table += [[name, *(column.render(jobs) for column in columns)] for name, jobs in rows]
     if with_namespace:
@@ -148,17 +181,19 @@ def list_command(
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
-    The runs are those below FOLDER, by default runs/, or those of the sweep with that name. A sweep
-    below FOLDER has one row, with the number of its runs in each state; -o json and -o yaml have
-    its runs one by one. With -n, -A, --context or --cluster, only the cluster's jobs are listed;
-    with FOLDER or --local, only the runs.
+    The runs are those below FOLDER, by default runs/, or those of the sweep with that name, which
+    begin with the best by the sweep's metric. A sweep below FOLDER has one row, with the number of
+    its runs in each state; -o json and -o yaml have its runs one by one. With -n, -A, --context or
+    --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
     """
     sweep_folder = run_folders.find_sweep(str(folder))
     sweep = None if sweep_folder is None else SweepTable(sweep_folder)
+    ranking = None if sweep is None else _find_ranking(sweep)
     if sweep is not None and (target := sweep.settings.get("cluster")) is not None:
         namespace, context = target["namespace"], target["context"]
         jobs, _, _ = _read_cluster_jobs(namespace, False, context, is_required=True)
-        _show_jobs([job for job in jobs if job.name in sweep.members], output_format)
+        members = [job for job in jobs if job.name in sweep.members]
+        _show_jobs(members, output_format, ranking=ranking)
         return
     folder, has_folder = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
     asks_cluster = (
@@ -179,7 +214,13 @@ def list_command(
         raise error
     if runs or jobs or output_format in ("json", "yaml"):
         with_namespace = all_namespaces or bool(runs and jobs)
-        _show_jobs([*runs, *jobs], output_format, with_namespace=with_namespace, home=folder)
+        _show_jobs(
+            [*runs, *jobs],
+            output_format,
+            with_namespace=with_namespace,
+            home=folder,
+            ranking=ranking,
+        )
     else:
         no_runs = "" if asks_cluster else f"There are no runs in the folder {folder}. "
         output.show_messages(f"{no_runs}{empty_message}".rstrip())
@@ -193,12 +234,20 @@ def _show_jobs(
     *,
     with_namespace: bool = False,
     home: Path | None = None,
+    ranking: Ranking | None = None,
 ) -> None:
     if output_format in ("json", "yaml"):
         output.show_data([job.to_json() for job in jobs], output_format)
     else:
-        table = _make_table(_group_rows(jobs, home), with_namespace, output_format == "wide")
+        rows, is_wide = _group_rows(jobs, home), output_format == "wide"
+        table = _make_table(rows, with_namespace, is_wide, ranking)
         output.show_table(table, table[0].index("STATE"))
+
+
+def _find_ranking(sweep: SweepTable) -> Ranking | None:
+    """Return the metric of a sweep, or None if its file does not have it."""
+    metric, mode = (sweep.settings.get(key) for key in ("metric", "mode"))
+    return Ranking(metric, mode == "max") if isinstance(metric, str) else None
 
 
 def _read_cluster_jobs(

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.cli import output, screen_lines
+from jaxlaunch.launcher.cli.screen_lines import Colour, Paragraph
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local.status import read_metrics
 from jaxlaunch.launcher.report.curves import Curve
@@ -31,7 +32,9 @@ from jaxlaunch.runs.run_folder import RunFolder
 PERIOD_S = 1.0
 # The number of newest steps from which the remaining time is estimated without metrics.jsonl.
 _MAX_READINGS = 64
-_WIDTH, _SPARK_CHARS = 40, "▁▂▃▄▅▆▇█"
+# The most and the least columns of the progress bar and of the loss.
+_MAX_BAR_CHARS, _MIN_BAR_CHARS = 40, 10
+_SPARK_CHARS = "▁▂▃▄▅▆▇█"
 _SAMPLE = re.compile(
     r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE
 )
@@ -83,7 +86,7 @@ class LiveBlock:
                 self._rows.read_new_rows()
                 history = RankHistory.from_json(self._files.read_json(layout.RANKS))
                 lines = self._format_lines(values, self._rows.curves, history, time.monotonic())
-                output.show_status(*lines)
+                output.show_status(*map(screen_lines.make_paragraph, lines))
 
     def _read_values(self) -> dict[str, float]:
         """Return the finite metrics of host 0 and rank 0, or {} if no agent answers."""
@@ -117,9 +120,13 @@ class LiveBlock:
             lines = [self._describe_progress(step, total, now)]
         name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
         if name is not None:
-            lines.append(f"{name} {curves[name].points[-1][2]:.4g} {_draw_sparkline(curves[name])}")
+            text = f"{escape_controls(name)} {curves[name].points[-1][2]:.4g} "
+            lines.append(text + _draw_sparkline(curves[name], _fit_bar(text)))
         goodput = f"goodput {values['goodput_ratio']:.0%}" if "goodput_ratio" in values else ""
-        lines.append(", ".join(filter(None, [_describe_ranks(history), goodput])))
+        phases, problem = _describe_ranks(history)
+        ranks = "; ".join(filter(None, [phases, problem]))
+        ranks_line = ", ".join(filter(None, [ranks, goodput]))
+        lines.append(Paragraph(ranks_line, coloured=problem, colour=Colour.YELLOW))
         return list(filter(None, lines))
 
     def _describe_progress(self, step: float, total: float | None, now: float) -> str:
@@ -132,43 +139,51 @@ class LiveBlock:
             readings.append((now, int(step)))
         if not total:
             return f"training, step {step:.0f}"
-        filled = round(_WIDTH * min(1.0, step / total))
         if self._job is None:
             self._job = read_job(self._folder)
         remaining_s = estimate_remaining_s(
             self._rows, self._job, int(step), int(total), list(readings)
         )
         remaining = "" if remaining_s is None else f", {format_age(remaining_s)} left"
-        return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{remaining}"
+        position = f" {step:.0f}/{total:.0f}{remaining}"
+        width = _fit_bar(f"training {position}")
+        filled = round(width * min(1.0, step / total))
+        return f"training {'━' * filled}{'╌' * (width - filled)}{position}"
 
 
-def _describe_ranks(history: RankHistory) -> str:
+def _fit_bar(text: str) -> int:
+    """Return the columns of a bar next to a text, in the width of the terminal."""
+    room = output.terminal_width() - 1 - len(text)
+    return max(_MIN_BAR_CHARS, min(_MAX_BAR_CHARS, room))
+
+
+def _describe_ranks(history: RankHistory) -> tuple[str, str]:
     """Return the phases of the ranks, and the rank that hangs, is behind or is slow.
 
-    For example "4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind".
+    For example "4 ranks: 3 training, 1 waiting for data" and "rank 2 is 5 steps behind".
     """
     if not history.columns:
-        return ""
+        return "", ""
     letters = rank_history.decode_letters(history.columns[-1])
     lags = rank_history.decode_numbers(history.columns[-1].lags)
     phases = Counter(_PHASE_BY_LETTER[letter] for letter in letters)
     if len(letters) == 1:
-        return f"1 rank: {next(iter(phases))}"
+        return f"1 rank: {next(iter(phases))}", ""
     phases_text = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
     problem_text = ""
     if (hang := history.hang) is not None:
-        problem_text = f"; rank {hang.rank} hangs {escape_controls(hang.place)}"
+        problem_text = f"rank {hang.rank} hangs {escape_controls(hang.place)}"
     elif lags and lags[slowest] > 1:
-        problem_text = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
+        problem_text = f"rank {slowest} is {format_count(lags[slowest], 'step')} behind"
     elif slow := history.list_slow_ranks():
-        problem_text = f"; rank {slow[0].rank} is {(slow[0].own - slow[0].usual) / 10:.1f} % slower"
-    return f"{len(letters)} ranks: {phases_text}{problem_text}"
+        problem_text = f"rank {slow[0].rank} is {(slow[0].own - slow[0].usual) / 10:.1f} % slower"
+    return f"{len(letters)} ranks: {phases_text}", problem_text
 
 
-def _draw_sparkline(curve: Curve) -> str:
-    """Draw a curve in at most _WIDTH characters, one for each range of steps."""
-    middles = curve.values_by_range(_WIDTH)
+def _draw_sparkline(curve: Curve, width: int = _MAX_BAR_CHARS) -> str:
+    """Draw a curve in at most `width` characters, one for each range of steps."""
+    middles = curve.values_by_range(width)
     low, high = min(middles), max(middles)
     scale = (len(_SPARK_CHARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_SPARK_CHARS[round((value - low) * scale)] for value in middles)

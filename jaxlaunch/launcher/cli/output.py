@@ -1,13 +1,12 @@
 """Output of all commands: results on stdout, messages on stderr, data as JSON or YAML.
 
-Tables are plain columns, as in kubectl: awk can split them, and they are not cut to the width of a
-terminal. Most texts come from elsewhere (programs, logs, the API server), so control characters are
-escaped. The colours of programs are kept.
+Tables are plain columns, as in kubectl, which awk can split. On a terminal, tables and paragraphs
+fit its width, and states have colours (`screen_lines`). Most texts come from elsewhere (programs,
+logs, the API server), so control characters are escaped. The colours of programs are kept.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -16,8 +15,10 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from jaxlaunch.launcher.cli import screen_lines
+from jaxlaunch.launcher.cli.screen_lines import Colour, Paragraph
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.logs.lines import Line, Selection
 from jaxlaunch.launcher.wording import (
@@ -33,16 +34,23 @@ from jaxlaunch.launcher.yaml import writer
 _ERASE_LINE = "\r\x1b[2K"
 # Erases the line above the cursor.
 _ERASE_LINE_ABOVE = "\x1b[1A\x1b[2K"
-# SGR codes of green and red, for the states that a person looks for.
-_STATE_COLOURS = {"done": 32, "failed": 31, "killed": 31}
 _write_lock = threading.RLock()
-_status = ""
+# The rows of the status, and the same with colours.
+_status = _coloured_status = ""
 
 
 def show_lines(*lines: str, is_result: bool = True) -> None:
     """Write lines of a result to stdout, or with `is_result=False` to stderr."""
     if lines:
-        _write_line("\n".join(map(escape_controls, lines)), is_result=is_result)
+        rows = _render_lines(lines, sys.stdout if is_result else sys.stderr)
+        _write_line("\n".join(rows), is_result=is_result)
+
+
+def _render_lines(lines: Iterable[str], stream: TextIO) -> list[str]:
+    """Return the rows of lines on a stream, which may be a terminal."""
+    width, has_colours = _stream_width(stream), _has_colours(stream)
+    rendered = (screen_lines.render_line(line, width, has_colours=has_colours) for line in lines)
+    return [row for rows in rendered for row in rows]
 
 
 def show_piece(text: str) -> None:
@@ -55,6 +63,13 @@ def show_messages(*messages: str) -> None:
     """Write messages to stderr."""
     for message in messages:
         _write_line(escape_controls(f"launcher: {message}"), is_result=False)
+
+
+def show_outcome(outcome: str, details: str, colour: Colour | None) -> None:
+    """Write a message about the end of a run to stderr. The outcome has a colour."""
+    line = Paragraph(f"launcher: {outcome}{details}", coloured=outcome, colour=colour)
+    rows = screen_lines.render_line(line, None, has_colours=_has_colours(sys.stderr))
+    _write_line("\n".join(rows), is_result=False)
 
 
 def show_result(value: Any, output_format: str | None, lines: Iterable[str]) -> None:
@@ -91,52 +106,118 @@ def write_page(path: Path, text: str) -> None:
 
 
 def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") -> list[str]:
-    """Return rows as lines with aligned columns, separated by kubectl's gap."""
+    """Return rows as lines with aligned columns, separated by kubectl's gap.
+
+    On a terminal that is narrower, long texts are shortened, and the last columns follow below.
+    """
+    return [indent + line for line in _join_tables(_fit_table(rows, gap, len(indent)), gap)]
+
+
+def format_notes(rows: Sequence[Sequence[str]], *, gap: int, indent: str) -> list[str]:
+    """Return rows as lines with aligned columns, the last of which has sentences.
+
+    On a terminal that is narrower, they continue in the next row.
+    """
+    note_column = len(indent) + sum(
+        max(map(len, column)) + gap for column in list(zip(*rows, strict=True))[:-1]
+    )
+    return [Paragraph(indent + line, indent=note_column) for line in _align_columns(rows, gap)]
+
+
+def _join_tables(tables: Sequence[Sequence[Sequence[str]]], gap: int) -> list[str]:
+    """Return the lines of tables, with an empty line between two of them."""
+    lines = list[str]()
+    for table in tables:
+        lines += [*([""] if lines else []), *_align_columns(table, gap)]
+    return lines
+
+
+def _fit_table(
+    rows: Sequence[Sequence[str]], gap: int, indent_chars: int = 0
+) -> list[list[list[str]]]:
+    """Return the tables that show these rows on stdout."""
+    if (width := _stream_width(sys.stdout)) is None:
+        return [[list(row) for row in rows]]
+    return screen_lines.fit_table(rows, width - indent_chars, gap)
+
+
+def _align_columns(rows: Sequence[Sequence[str]], gap: int) -> list[str]:
     widths = [max(map(len, column)) + gap for column in zip(*rows, strict=True)]
     padded = (map(str.ljust, row, widths) for row in rows)
-    return [(indent + "".join(cells)).rstrip() for cells in padded]
+    return ["".join(cells).rstrip() for cells in padded]
 
 
 def show_table(rows: Sequence[Sequence[str]], state_column: int) -> None:
-    """Write rows to stdout as columns. On a terminal some states are coloured."""
+    """Write rows to stdout as columns. On a terminal some states are coloured.
+
+    The column of the states must be one of the first, which are never moved below.
+    """
+    gap = 3
     rows = [list(map(escape_controls, row)) for row in rows]
-    lines = format_columns(rows)
-    if _has_colours():
-        begin = sum(
-            max(map(len, column)) + 3
-            for column in itertools.islice(zip(*rows, strict=True), state_column)
-        )
-        for index, row in enumerate(rows):
-            if colour := _STATE_COLOURS.get(row[state_column].lower()):
+    colours = [screen_lines.colour_of(row[state_column]) for row in rows]
+    tables = _fit_table(rows, gap)
+    lines = _join_tables(tables, gap)
+    if _has_colours(sys.stdout) and state_column < len(tables[0][0]):
+        first_columns = list(zip(*tables[0], strict=True))[:state_column]
+        begin = sum(max(map(len, column)) + gap for column in first_columns)
+        for index, (row, colour) in enumerate(zip(rows, colours, strict=True)):
+            if colour is not None:
                 end = begin + len(row[state_column])
                 text = lines[index]
-                lines[index] = f"{text[:begin]}\x1b[{colour}m{text[begin:end]}\x1b[0m{text[end:]}"
+                lines[index] = f"{text[:begin]}\x1b[{colour:d}m{text[begin:end]}\x1b[0m{text[end:]}"
     if lines:
         _write_line("\n".join(lines))
 
 
-def _has_colours() -> bool:
+def _has_colours(stream: TextIO) -> bool:
     is_dumb = os.environ.get("TERM", "dumb") == "dumb"
-    return sys.stdout.isatty() and not is_dumb and not os.environ.get("NO_COLOR")
+    return stream.isatty() and not is_dumb and not os.environ.get("NO_COLOR")
+
+
+def result_width() -> int | None:
+    """Return the columns of the terminal that stdout is, or None if it is none."""
+    return _stream_width(sys.stdout)
+
+
+def _stream_width(stream: TextIO) -> int | None:
+    """Return the columns of the terminal that a stream is, or None if it is none."""
+    if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
 
 
 def show_status(*lines: str) -> None:
-    """Replace the status lines, which are at the bottom of the terminal that stderr is."""
-    global _status
+    """Replace the status lines, which are at the bottom of the terminal that stderr is.
+
+    Paragraphs have as many rows as they need; other lines are cut.
+    """
+    global _status, _coloured_status
+    width, has_colours = max(1, terminal_width() - 1), _has_colours(sys.stderr)
+    plain_rows, rows = list[str](), list[str]()
+    for line in lines:
+        plain = screen_lines.render_line(line, width, has_colours=False)
+        coloured = screen_lines.render_line(line, width, has_colours=has_colours)
+        for plain_row, row in zip(plain, coloured, strict=True):
+            # What is longer than a row is cut, because the block must be easy to erase.
+            plain_rows.append(plain_row[:width])
+            rows.append(row if len(plain_row) <= width else plain_row[:width])
     with _write_lock:
         erase = _erase_status()
-        _status = "\n".join(escape_controls(line)[: _terminal_width() - 1] for line in lines)
-        print(erase + _status, end="", file=sys.stderr, flush=True)
+        _status, _coloured_status = "\n".join(plain_rows), "\n".join(rows)
+        print(erase + _coloured_status, end="", file=sys.stderr, flush=True)
 
 
 def _erase_status() -> str:
     """Return the codes that erase the status, which a narrower terminal shows in more rows."""
-    width = max(1, _terminal_width())
+    width = max(1, terminal_width())
     rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
     return _ERASE_LINE + (rows - 1) * _ERASE_LINE_ABOVE
 
 
-def _terminal_width() -> int:
+def terminal_width() -> int:
     """Return the columns of the terminal that stderr is. stdout may be a file."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
@@ -190,4 +271,4 @@ def _write_line(line: str, *, is_result: bool = True) -> None:
                 raise
             raise UserError(f"The output cannot be written: {error.strerror}.") from None
         if _status:
-            print(_status, end="", file=sys.stderr, flush=True)
+            print(_coloured_status, end="", file=sys.stderr, flush=True)

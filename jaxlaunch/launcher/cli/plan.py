@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jaxlaunch.accelerators import ACCELERATORS
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import options, output, screen_lines
 from jaxlaunch.launcher.cli.validate import describe_request, summarize_job
 from jaxlaunch.launcher.errors import JobFaultsError, UserError
 from jaxlaunch.launcher.job import defaults
@@ -92,7 +92,8 @@ def plan_command(
         if is_compiled:
             _add_rates(job.spec, job.spec.train, shapes["compiled"], price)
     plan |= cluster_plan
-    output.show_result(plan, output_format, _describe_plan(job.spec, plan))
+    lines = map(screen_lines.make_paragraph, _describe_plan(job.spec, plan))
+    output.show_result(plan, output_format, lines)
     memory = plan["memory"]
     if memory is None:
         return 0
@@ -195,7 +196,7 @@ def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[s
         note = "while an evaluation makes them, without activations"
         rows.append(("samples", format_size(memory["samples"]), note))
     rows.append(("together", _size_range(memory["together"]), memory["says"]))
-    yield from output.format_columns(rows, gap=2, indent="  ")
+    yield from output.format_notes(rows, gap=2, indent="  ")
     if memory["hint"]:
         yield f"  hint: {memory['hint']}"
     checkpoints = memory["checkpoints"]
@@ -413,7 +414,7 @@ def tune_command(
     else:
         lines.append("The job's own settings are the best.")
     data = {"best": best, "overrides": changes, "tried": tried_candidates, "left": not_compiled}
-    output.show_result(data, output_format, lines)
+    output.show_result(data, output_format, map(screen_lines.make_paragraph, lines))
 
 
 def _search_candidates(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.screen_lines import Paragraph
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.local import run_folders
 
@@ -98,8 +99,9 @@ def compare_command(
     """Compare RUNS: what differs in their jobs, and their curves.
 
     Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for
-    all of its runs. Hours are the time in which a run had processes or waited for them, without the
-    time between two starts.
+    all of its runs. The table begins with the run that has the best value of the first metric.
+    Hours are the time in which a run had processes or waited for them, without the time between two
+    starts.
     """
     from jaxlaunch.launcher.report import compare, page, plots
     from jaxlaunch.launcher.report.run import RunReader
@@ -114,15 +116,17 @@ def compare_command(
         raise UserError("compare needs two runs or more.", "name another run after the first.")
     reports = [RunReader(folder).read_report() for folder in folders]
     data = compare.compare_runs(reports, metrics, axis)
-    output.show_table(compare.summary_table(data), 1)
+    ranking = compare.find_ranking(reports, metrics)
+    output.show_table(compare.summary_table(data, ranking), 1)
     if data["differs"]:
         rows = [["KEY", *(run["name"] for run in data["runs"])]]
         rows += [[key, *values] for key, values in data["differs"]]
         output.show_lines("", *output.format_columns(rows))
     losses = [name for name in ("eval/loss", "loss") if name in data["columns"]]
     for metric in metrics or losses[:1]:
-        plot = plots.draw_plot(compare.curve_lines(reports, metric, axis), axis)
-        output.show_lines("", metric, *plot)
+        lines = compare.curve_lines(reports, metric, axis)
+        *plot, legend = plots.draw_plot(lines, axis, output.result_width()) or [""]
+        output.show_lines("", metric, *plot, Paragraph(legend))
     if path is not None:
         output.write_page(path, page.render_page("compare", "Compare", data))
 

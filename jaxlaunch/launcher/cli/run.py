@@ -13,6 +13,7 @@ import click
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.screen_lines import Colour
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
@@ -160,7 +161,10 @@ def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
     pointer = f"see {path}" if path.exists() else f"{path} could not be written"
     # The result comes last, because a terminal shows the end.
     _show_traceback(codec.read_record(Verdict, verdict), selection)
-    output.show_messages(f"{outcome}: {verdict['message']} (exit {end.code}); {pointer}")
+    is_stop = is_interrupt or contract.outcome_for_code(end.code).is_stop
+    colour = Colour.GREEN if is_done else None if is_stop else Colour.RED
+    details = f": {verdict['message']} (exit {end.code}); {pointer}"
+    output.show_outcome(outcome, details, colour)
     if (page := troubleshooting.command_for_code(end.code)) is not None:
         output.show_messages(f"see: {page}")
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli import options, output, screen_lines
 from jaxlaunch.launcher.cli.job_view import ClusterView, JobView, find_view
-from jaxlaunch.launcher.diagnose.explain.explanation import describe_ranks, describe_restarts
+from jaxlaunch.launcher.cli.screen_lines import Colour, Paragraph
+from jaxlaunch.launcher.diagnose.explain.explanation import (
+    Explanation,
+    describe_ranks,
+    describe_restarts,
+)
 from jaxlaunch.launcher.diagnose.text import Renderer
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.kubernetes.objects import format_age
@@ -19,6 +25,14 @@ from jaxlaunch.runs import layout
 
 # Exit code of `explain` for a job that does not exist.
 EXIT_NO_SUCH_JOB = 2
+# Situations of a job that has failed, and those that a person need not look at. In all others a job
+# waits or hangs.
+_FAILED = frozenset({"failed", "deadline", "killed", "oom", "ephemeral-storage"})
+_UNREMARKABLE = frozenset(
+    {"running", "restarted", "spare-used", "shrunk", "stopped", "deleting", "init-runs", "unknown"}
+)
+# The column at which the values of `status` begin.
+_VALUE_COLUMN = 13
 
 
 @click.command("status")
@@ -54,9 +68,15 @@ def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
     """Yield the lines of a job: its result, state and numbers, and if wide its tables."""
     status = view.status
     if status.verdict is not None:
-        yield f"{status.verdict['cause']} ({status.verdict['code']}): {status.verdict['message']}"
+        verdict = status.verdict
+        yield Paragraph(f"{verdict['cause']} ({verdict['code']}): {verdict['message']}")
     attempt = "" if status.attempt is None else f", attempt {status.attempt}"
-    yield f"{status.name}: {status.state.value} (generation {status.generation}{attempt})"
+    state = f"{status.name}: {status.state.value}"
+    yield Paragraph(
+        f"{state} (generation {status.generation}{attempt})",
+        coloured=state,
+        colour=screen_lines.colour_of(status.state),
+    )
     ended = "" if status.lasted_s is None else f", ended after {format_age(status.lasted_s)}"
     rows = [
         ("why", view.reason),
@@ -67,7 +87,9 @@ def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
         ("refused", _describe_refusal(status)),
         ("unknown", "; ".join(view.unread)),
     ]
-    yield from (f"  {label:<11}{text}" for label, text in rows if text)
+    for label, text in rows:
+        if text:
+            yield Paragraph(f"  {label:<{_VALUE_COLUMN - 2}}{text}", indent=_VALUE_COLUMN)
     for table in view.detail_tables() if is_wide else ():
         yield from output.format_columns(table)
 
@@ -151,12 +173,31 @@ def explain_command(
     machine by its name below runs/, or by its folder.
     """
     answer = find_view(name, namespace, context, location).explanation
-    lines = [answer.headline, *(f"  {line}" for line in answer.evidence)]
-    if answer.facts:
-        lines += ["", *(f"  {fact}" for fact in answer.facts)]
-    if answer.next_move is not None:
-        lines += ["", f"  next: {answer.next_move}"]
-    if answer.see is not None:
-        lines.append(f"  see: {answer.see}")
+    lines = list(describe_explanation(answer))
     output.show_result(answer.to_json(), output_format, lines)
     return EXIT_NO_SUCH_JOB if answer.situation == "unknown" else 0
+
+
+def describe_explanation(answer: Explanation) -> Iterator[str]:
+    """Yield the lines of an explanation."""
+    colour = _explanation_colour(answer)
+    yield Paragraph(answer.headline, coloured=answer.headline, colour=colour)
+    yield from (Paragraph(f"  {line}", indent=4) for line in answer.evidence)
+    if answer.facts:
+        yield ""
+        yield from (Paragraph(f"  {fact}", indent=4) for fact in answer.facts)
+    if answer.next_move is not None:
+        yield ""
+        commands = [shlex.join(words) for words in answer.commands]
+        yield Paragraph(f"  next: {answer.next_move}", indent=8, commands=commands)
+    if answer.see is not None:
+        yield Paragraph(f"  see: {answer.see}", indent=7, commands=[answer.see])
+
+
+def _explanation_colour(answer: Explanation) -> Colour | None:
+    """Return the colour of an explanation's headline, or None if nothing needs attention."""
+    if answer.situation == "done":
+        return Colour.GREEN
+    if answer.situation in _FAILED:
+        return Colour.RED
+    return None if answer.situation in _UNREMARKABLE else Colour.YELLOW

@@ -19,13 +19,12 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.job.schema import SWEEP_LABEL
 from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.report.headline import LOWER_IS_BETTER
 from jaxlaunch.launcher.sweep import grid, runner
 from jaxlaunch.launcher.sweep.table import LOCK, Member, RunState, SweepTable
 from jaxlaunch.launcher.wording import format_count
 from jaxlaunch.runs import layout
 
-# Lower values of these metrics are better, unless --mode says otherwise.
-_LOWER_IS_BETTER = ("loss", "perplexity")
 _RUNGS = "0.25,0.5"
 # Keys that the sweep itself sets.
 _SWEEP_KEYS = ("name", f"labels.{SWEEP_LABEL}")
@@ -173,7 +172,7 @@ def _choose_metric(job: JobSpec, metric: str | None, mode: str | None) -> tuple[
         metric = best.metric if best is not None else "eval/loss" if is_evaluated else "loss"
     if mode is None and best is not None and best.metric == metric:
         mode = best.mode
-    if mode is None and not metric.endswith(_LOWER_IS_BETTER):
+    if mode is None and not metric.endswith(LOWER_IS_BETTER):
         raise UserError(f"Which values of {metric} are better?", "add --mode min or --mode max.")
     return metric, mode == "max"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.report import curves, run_files
+from jaxlaunch.launcher.report import curves, headline, run_files
 from jaxlaunch.launcher.report.plots import Line
 from jaxlaunch.launcher.report.run import RunReport
 from jaxlaunch.launcher.wording import escape_controls
@@ -88,11 +88,47 @@ def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]
     return lines
 
 
-def summary_table(comparison: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the table of runs, the header first."""
+def find_ranking(runs: Sequence[RunReport], metrics: Sequence[str]) -> tuple[str, bool] | None:
+    """Return the metric by which runs are sorted, and whether higher values are better, or None.
+
+    It is the first of `metrics`, or else that of the jobs' best checkpoints, or a loss.
+    """
+    best = dict(run_files.best_metric(run.brief.folder) for run in runs)
+    names = {name for run in runs for name in run.named_curves()}
+    choices = [*metrics[:1], *([] if metrics else best), "eval/loss", "loss"]
+    metric = next((name for name in choices if name in names), None)
+    if metric is None:
+        return None
+    if metric in best:
+        return metric, best[metric] == "max"
+    is_higher_better = headline.is_higher_better(metric)
+    return None if is_higher_better is None else (metric, is_higher_better)
+
+
+def sort_runs(
+    rows: Sequence[Mapping[str, Any]], ranking: tuple[str, bool] | None
+) -> list[Mapping[str, Any]]:
+    """Return the rows of runs with the best one first: those that are done, then the others."""
+    if ranking is None:
+        return list(rows)
+    metric, is_higher_better = ranking
+
+    def sort_key(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        value = row["curves"][metric][2][-1] if metric in row["curves"] else math.nan
+        is_known = value is not None and math.isfinite(value)
+        is_done = row["sentence"]["state"] == "done"
+        return not is_done, not is_known, (-value if is_higher_better else value) if is_known else 0
+
+    return sorted(rows, key=sort_key)
+
+
+def summary_table(
+    comparison: Mapping[str, Any], ranking: tuple[str, bool] | None
+) -> list[list[str]]:
+    """Return the rows of the table of runs, the header first and then the best run."""
     columns = comparison["columns"]
     table = [["RUN", "STATE", "STEP", *(name.upper() for name in columns), "GOODPUT", "TIME"]]
-    for run in comparison["runs"]:
+    for run in sort_runs(comparison["runs"], ranking):
         points = run["curves"]
         values = [f"{points[name][2][-1]:.4g}" if name in points else "-" for name in columns]
         goodput = "-" if run["goodput"] is None else f"{run['goodput']:.1%}"

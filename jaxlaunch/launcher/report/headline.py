@@ -13,6 +13,8 @@ from jaxlaunch.launcher.wording import escape_controls
 # Metrics of the quality of a model. A page shows the first that the run has.
 _RESULTS = ("eval/accuracy", "eval/perplexity", "accuracy", "perplexity", "reward")
 _LOSSES = ("eval/loss", "loss")
+# Lower values of metrics whose names end so are better.
+LOWER_IS_BETTER = ("loss", "perplexity")
 # Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("accuracy", "top5", "macro_f1")
 # Causes of time that an attempt spends before its first step.
@@ -61,6 +63,13 @@ def format_value(name: str, value: float) -> str:
     if name.rpartition("/")[2] in _SHARES and 0 <= value <= 1:
         return f"{100 * value:.1f} %"
     return f"{value:.4g}"
+
+
+def is_higher_better(name: str) -> bool | None:
+    """Return whether higher values of a metric are better, or None if its name does not say so."""
+    if name.endswith(LOWER_IS_BETTER):
+        return False
+    return True if name.rpartition("/")[2] in (*_SHARES, "reward") else None
 
 
 def result_names(curves: Mapping[str, Curve], metric: str | None) -> list[str]:

@@ -30,7 +30,7 @@ CAUSE_COLOURS: Mapping[str, str] = {
 }
 _OTHER_COLOUR, _INK, _GRID = "#b9c2cb", "#1c2126", "#d4dae0"
 # The size of a plot in a terminal, in characters. Each character has 4 × 2 dots.
-_COLUMNS, _ROWS = 60, 14
+_COLUMNS, _MIN_COLUMNS, _ROWS = 60, 20, 14
 # Bits of Unicode's braille patterns, by row and column.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MARKS = "●○■□▲△◆◇"
@@ -169,15 +169,23 @@ def write_png(shapes: Sequence[Shape], path: Path) -> None:
     image.save(path)
 
 
-def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
-    """Draw curves in one plot of text. Each has its own mark, at intervals and at its end."""
+def draw_plot(lines: Sequence[Line], x_label: str, max_width: int | None = None) -> list[str]:
+    """Draw curves in one plot of text. Each has its own mark, at intervals and at its end.
+
+    The last row is the legend. The others have at most `max_width` columns.
+    """
     xs = [x for _, line_xs, _ in lines for x in line_xs]
     ys = [y for _, _, line_ys in lines for y in line_ys]
     if not xs:
         return []
-    to_column = _make_scale(min(xs), max(xs), 0, 2 * _COLUMNS - 1)
+    labels = [f"{max(ys):.4g}", *[""] * (_ROWS - 2), f"{min(ys):.4g}"]
+    margin = max(map(len, labels))
+    # The axis takes two columns.
+    room = _COLUMNS if max_width is None else max_width - margin - 2
+    column_count = max(_MIN_COLUMNS, min(_COLUMNS, room))
+    to_column = _make_scale(min(xs), max(xs), 0, 2 * column_count - 1)
     to_row = _make_scale(min(ys), max(ys), 4 * _ROWS - 1, 0)
-    cells = [[0] * _COLUMNS for _ in range(_ROWS)]
+    cells = [[0] * column_count for _ in range(_ROWS)]
     marks = dict[tuple[int, int], str]()
     for index, (_, line_xs, line_ys) in enumerate(lines):
         finite = [(x, y) for x, y in zip(line_xs, line_ys, strict=True) if math.isfinite(y)]
@@ -193,8 +201,6 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
                     marks.setdefault((y // 4, x // 2), mark)
         x, y = points[-1]
         marks[y // 4, x // 2] = mark
-    labels = [f"{max(ys):.4g}", *[""] * (_ROWS - 2), f"{min(ys):.4g}"]
-    margin = max(map(len, labels))
     rows = []
     for row, (label, dots_of_row) in enumerate(zip(labels, cells, strict=True)):
         text = "".join(
@@ -203,7 +209,7 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
         )
         rows.append(f"{label:>{margin}} ┤{text}".rstrip("\u2800 "))
     first_x, last_x = f"{min(xs):.4g}", f"{max(xs):.4g} {x_label}"
-    rows.append(f"{'':>{margin}}  {first_x}{last_x:>{max(1, _COLUMNS - len(first_x))}}")
+    rows.append(f"{'':>{margin}}  {first_x}{last_x:>{max(1, column_count - len(first_x))}}")
     names = [f"{mark} {name}" for mark, (name, _, _) in zip(itertools.cycle(_MARKS), lines)]  # noqa: B905
     return [*rows, "  ".join(names)]
 

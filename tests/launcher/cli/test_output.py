@@ -151,14 +151,18 @@ def test_state_has_a_colour_on_a_terminal(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     rows = [["RUN", "STATE", "STEP"], ["a\x1b[2K", "done", "7"], ["b", "failed", "7"]]
-    output.show_table([*rows, ["c", "waiting", "-"]], 1)
+    output.show_table([*rows, ["c", "waiting", "-"], ["d", "running", "-"]], 1)
     shown = capsys.readouterr().out
-    done, failed = ("\x1b[32mdone\x1b[0m", "\x1b[31mfailed\x1b[0m")
-    plain = shown.replace(done, "done").replace(failed, "failed")
+    states = {"done": "\x1b[32mdone\x1b[0m", "failed": "\x1b[31mfailed\x1b[0m"}
+    states["waiting"] = "\x1b[33mwaiting\x1b[0m"
+    plain = shown
+    for state, coloured in states.items():
+        plain = plain.replace(coloured, state)
     assert plain.splitlines() == [
         "RUN        STATE     STEP",
         "a\\x1b[2K   done      7",
         "b          failed    7",
         "c          waiting   -",
+        "d          running   -",
     ]
-    assert (done in shown and failed in shown) is is_coloured
+    assert all(coloured in shown for coloured in states.values()) is is_coloured

@@ -107,6 +107,25 @@ def test_sweep_is_listed_in_one_row(call: Call, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("mode", "order"), [("min", [1, 0, 3, 2]), ("max", [0, 1, 3, 2])])
+def test_runs_of_a_sweep_are_listed_with_the_best_first(
+    call: Call, tmp_path: Path, mode: str, order: list[int]
+) -> None:
+    folder = tmp_path / "runs" / "lr"
+    for number, (code, loss) in enumerate([(0, 0.5), (0, 0.25), (83, 0.1), (0, None)]):
+        made_runs.run(folder / f"lr-{number}", (code,), points=1)
+        path = folder / f"lr-{number}" / "summary.json"
+        summary = json.loads(path.read_text())
+        path.write_text(json.dumps(summary | {"metrics": {"loss": 1.0, "eval_loss": loss}}))
+    settings = {"sweep": "lr", "metric": "eval/loss", "mode": mode}
+    (folder / "sweep.jsonl").write_text(json.dumps(settings) + "\n")
+    rows = [line.split() for line in call("list", "lr").out.splitlines()]
+    assert rows[0][-1] == "EVAL/LOSS"
+    assert [row[0] for row in rows[1:]] == [f"lr-{number}" for number in order]
+    values = {0: "0.5", 1: "0.25", 2: "0.1", 3: "-"}
+    assert [row[-1] for row in rows[1:]] == [values[number] for number in order]
+
+
 @pytest.mark.parametrize(
     "link", ["starts/1/logs/rank-0.log", "starts/1/logs", "starts/1", "starts"]
 )

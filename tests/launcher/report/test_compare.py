@@ -126,3 +126,32 @@ def test_unknown_metric_or_batch_is_reported(
     job.write_text(job.read_text().replace("batch: 32", "batch: auto"))
     result = invoke.launcher(capsys, monkeypatch, "compare", *runs, "--at", "examples")
     assert result.code == 2 and "Run two does not say how many examples a step has" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        # The best checkpoint of the job has the lowest eval/loss.
+        ((), ["low", "high", "none", "failed"]),
+        (("--metric", "accuracy"), ["high", "low", "none", "failed"]),
+        # Nobody says which values of this one are better.
+        (("--metric", "odd"), ["failed", "high", "low", "none"]),
+    ],
+)
+def test_table_begins_with_the_best_run(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    order: list[str],
+) -> None:
+    for name, value in (("failed", 0.1), ("high", 0.9), ("low", 0.2), ("none", None)):
+        made_runs.run(tmp_path / name, (83,) if name == "failed" else (0,), points=0)
+        row = {"step": 10, "time": made_runs.BEGAN + 9.0}
+        (tmp_path / name / "metrics.jsonl").write_text(
+            json.dumps({**row, "accuracy": value, "odd": value}) + "\n"
+        )
+        (tmp_path / name / "eval.jsonl").write_text(json.dumps({**row, "loss": value}) + "\n")
+    runs = [str(tmp_path / name) for name in ("failed", "high", "low", "none")]
+    result = invoke.launcher(capsys, monkeypatch, "compare", *runs, *options)
+    assert [line.split()[0] for line in result.out.splitlines()[1:5]] == order, result.err
