@@ -31,6 +31,46 @@ def replace_non_finite(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+class AppendedFile:
+    """A file that is appended to without a buffer.
+
+    If the system refuses data, or accepts only a part of it, as on a full disk, the next call
+    begins with the rest. So nothing that was appended is missing or torn once a write succeeds.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "ab", buffering=0, opener=regular_files.open_regular)  # noqa: SIM115  # until close()
+        self._written_bytes = self._file.tell()
+        self._unwritten = bytearray()
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file, with the data that could not be written yet."""
+        return self._written_bytes + len(self._unwritten)
+
+    def append(self, data: bytes) -> None:
+        """Append data. After an OSError, it is written by the next call."""
+        self._unwritten += data
+        while self._unwritten:
+            count = self._file.write(self._unwritten) or 0
+            self._written_bytes += count
+            del self._unwritten[:count]
+
+    def truncate(self, size_bytes: int) -> None:
+        """Remove what was appended after `size_bytes`."""
+        if size_bytes < self._written_bytes:
+            self._file.truncate(size_bytes)
+            self._written_bytes = size_bytes
+        del self._unwritten[size_bytes - self._written_bytes :]
+
+    def close(self) -> None:
+        """Write the rest, and close the file even if that fails."""
+        try:
+            self.append(b"")
+        finally:
+            self._file.close()
+
+
 class Journal:
     """Writes a file with one JSON object per line, each with its `step`.
 
@@ -51,15 +91,19 @@ class Journal:
         # The last line and its offset, if this journal wrote it.
         self._row: dict[str, Any] | None = None
         self._row_offset = 0
-        self._file = open(path, "a", opener=regular_files.open_regular)  # noqa: SIM115  # until close()
+        self._file = AppendedFile(path)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line and flush it, unless the last line has this step or a later one."""
+        """Append a line, unless the last line has this step or a later one.
+
+        After an OSError, the next call writes this line, too.
+        """
+        line = b""
         if step > self._last_step:
-            self._last_step, self._row_offset = step, self._file.tell()
-            self._row = {STEP: step, **replace_non_finite(values)}
-            self._file.write(json.dumps(self._row) + "\n")
-            self._file.flush()
+            row = {STEP: step, **replace_non_finite(values)}
+            line = json.dumps(row).encode() + b"\n"
+            self._last_step, self._row, self._row_offset = step, row, self._file.size_bytes
+        self._file.append(line)
 
     def merge_step(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line, or add its values to the last line if both have the same step."""
@@ -97,7 +141,7 @@ class TensorBoard:
     def __init__(self, folder: str, start: int) -> None:
         os.makedirs(folder, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = open(os.path.join(folder, name), "ab", buffering=0)  # noqa: SIM115  # until close()
+        self._file = AppendedFile(os.path.join(folder, name))
         self._write_event(_encode_time() + _encode_bytes(3, b"brain.Event:2"))
         # After SessionLog.START, TensorBoard hides the later steps of earlier attempts.
         session = _encode_bytes(7, _encode_number(1, 1))
@@ -140,7 +184,7 @@ class TensorBoard:
     def _write_event(self, event: bytes) -> None:
         size = struct.pack("<Q", len(event))
         checksums = [struct.pack("<I", _masked_crc32c(part)) for part in (size, event)]
-        self._file.write(size + checksums[0] + event + checksums[1])
+        self._file.append(size + checksums[0] + event + checksums[1])
 
 
 # --- protocol buffers -----------------------------------------------------------------------------

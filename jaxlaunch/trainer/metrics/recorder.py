@@ -274,7 +274,7 @@ class MetricsFiles:
                 journal.write(step, values)
                 self._journals[name] = journal
             if name not in self._journals:
-                # Closing it may fail like the write, because lines are buffered.
+                # Closing it writes the rest of the line, which may fail again.
                 with contextlib.suppress(OSError):
                     journal.close()
         if (board := self._board) is not None:
@@ -284,7 +284,8 @@ class MetricsFiles:
                 board.write(step, scalars)
                 self._board = board
             if self._board is None:
-                board.close()
+                with contextlib.suppress(OSError):
+                    board.close()
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Write a line of samples."""

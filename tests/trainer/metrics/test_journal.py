@@ -1,6 +1,9 @@
+import contextlib
 import json
 import pathlib
+import resource
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -60,6 +63,56 @@ def test_step_is_written_once(tmp_path: pathlib.Path) -> None:
     assert [line.get("again") for line in read(tmp_path / "eval.jsonl")] == [None, 1.0]
 
 
+@contextlib.contextmanager
+def limit_file_size(size_bytes: int) -> Iterator[None]:
+    """Let writes fail as on a full disk, once a file has this size."""
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, previous[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+@pytest.mark.parametrize("size_bytes", [25, 30])
+def test_step_whose_write_failed_is_written_later(
+    tmp_path: pathlib.Path, is_repeated: bool, size_bytes: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    journal = Journal(str(path), 0)
+    journal.write(1, {"loss": 0.123456})
+    with limit_file_size(size_bytes), pytest.raises(OSError, match="too large"):
+        journal.write(2, {"loss": 0.5})
+    if is_repeated:
+        journal.write(2, {"loss": 0.5})
+        assert read(path)[1:] == [{"step": 2, "loss": 0.5}]
+    journal.write(3, {"loss": 0.25})
+    assert [line["step"] for line in read(path)] == [1, 2, 3]
+    journal.close()
+
+
+@pytest.mark.parametrize("size_bytes", [25, 30, 100])
+def test_values_of_a_failed_step_are_merged(tmp_path: pathlib.Path, size_bytes: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    journal = Journal(str(path), 0)
+    journal.write(1, {"loss": 0.123456})
+    with limit_file_size(size_bytes), contextlib.suppress(OSError):
+        journal.merge_step(2, {"loss": 0.5})
+    journal.merge_step(2, {"accuracy": 0.75})
+    journal.close()
+    assert read(path)[1:] == [{"step": 2, "loss": 0.5, "accuracy": 0.75}]
+
+
+def test_closing_a_journal_writes_what_failed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    journal = Journal(str(path), 0)
+    with limit_file_size(0), pytest.raises(OSError, match="too large"):
+        journal.write(1, {"loss": 0.5})
+    journal.close()
+    assert read(path) == [{"step": 1, "loss": 0.5}]
+
+
 def test_value_that_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
     write(tmp_path / "metrics.jsonl", 0, range(1, 2), grad_norm=float("inf"))
     assert read(tmp_path / "metrics.jsonl")[0]["grad_norm"] is None
@@ -96,3 +149,14 @@ def test_tensorboard_event_is_flushed_without_unknown_values(
     ]
     assert scalars.step == 31
     board.close()
+
+
+def test_tensorboard_event_is_whole_after_a_failed_write(tmp_path: pathlib.Path) -> None:
+    board = TensorBoard(str(tmp_path / "tensorboard"), 0)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    size_bytes = path.stat().st_size
+    with limit_file_size(size_bytes + 20), pytest.raises(OSError, match="too large"):
+        board.write(1, {"train/loss": 0.5})
+    board.write(2, {"train/loss": 0.25})
+    board.close()
+    assert [event.step for event in events(tmp_path / "tensorboard")[2:]] == [1, 2]

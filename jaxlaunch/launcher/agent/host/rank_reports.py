@@ -450,7 +450,9 @@ class ProgramMetrics:
         finally:
             for file in (journal, board):
                 if file is not None:
-                    file.close()
+                    # Closing it writes the rest of the line, which may fail again.
+                    with contextlib.suppress(OSError):
+                        file.close()
 
 
 def _tracker_name(environ: Mapping[str, str]) -> str | None:
