@@ -9,13 +9,14 @@ this host sends reports. Either side closes a connection that has been silent fo
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxlaunch import contract
@@ -156,9 +157,10 @@ class Dialer:
         host, port = self._address
         try:
             flags = socket.AI_NUMERICHOST
-            self._connect_to(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+            self._connect_to(addresses)
             return
-        except socket.gaierror:
+        except (socket.gaierror, UnicodeError):
             # The address is a name. It is resolved in a thread, because DNS may take a minute and
             # the loop must still handle a SIGTERM.
             pass
@@ -168,10 +170,9 @@ class Dialer:
         read_end, write_end = os.pipe()
 
         def look_up() -> None:
-            try:
+            # A UnicodeError means that the name is longer than DNS allows.
+            with contextlib.suppress(OSError, UnicodeError):
                 answers.append(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
-            except OSError:
-                answers.append([])
             os.close(write_end)
 
         def on_resolved(mask: int) -> None:
@@ -186,34 +187,51 @@ class Dialer:
         self._loop.watch(read_end, READ, on_resolved)
         threading.Thread(target=look_up, daemon=True).start()
 
-    def _connect_to(self, addresses: Addresses) -> None:
-        family, kind, protocol, _, address = addresses[0]
-        sock = socket.socket(family, kind, protocol)
+    def _connect_to(self, addresses: Addresses, faults: Sequence[str] = ()) -> None:
+        """Connect to the first address, or to the next one if that fails.
+
+        Args:
+            addresses: Addresses that were not tried yet, at least one.
+            faults: Reasons why earlier addresses of the leader did not answer.
+        """
+        (family, kind, protocol, _, address), *others = addresses
+
+        def try_next(code: int) -> None:
+            reasons = [*faults, os.strerror(code).lower()]
+            if others:
+                self._connect_to(others, reasons)
+            else:
+                self._retry_later(", ".join(dict.fromkeys(reasons)))
+
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:
+            # This host may have no IPv6, or no free descriptor.
+            try_next(error.errno or errno.EAFNOSUPPORT)
+            return
         sock.setblocking(False)
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
-            self._retry_later(os.strerror(code).lower())
+            try_next(code)
             return
-        timeout = self._loop.call_later(
-            CONNECT_TIMEOUT_S, lambda: self._finish_connect(sock, errno.ETIMEDOUT)
-        )
+
+        def finish(code: int) -> None:
+            timeout.cancel()
+            self._loop.unwatch(sock.fileno())
+            if code == 0 and self._dialed_at is not None:
+                self.stop()
+                self._on_connected(sock)
+                return
+            sock.close()
+            if self._dialed_at is not None:
+                try_next(code)
 
         def on_ready(mask: int) -> None:
-            timeout.cancel()
-            self._finish_connect(sock, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            finish(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
+        timeout = self._loop.call_later(CONNECT_TIMEOUT_S, lambda: finish(errno.ETIMEDOUT))
         self._loop.watch(sock.fileno(), WRITE, on_ready)
-
-    def _finish_connect(self, sock: socket.socket, code: int) -> None:
-        self._loop.unwatch(sock.fileno())
-        if code == 0 and self._dialed_at is not None:
-            self.stop()
-            self._on_connected(sock)
-            return
-        sock.close()
-        if self._dialed_at is not None:
-            self._retry_later(os.strerror(code).lower())
 
     def _retry_later(self, reason: str) -> None:
         self._reason = reason
