@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from jaxlaunch import contract, regular_files
 from jaxlaunch.contract import AgentJob
@@ -22,6 +24,12 @@ PROTOCOL_VERSION = "5"
 # First JAX whose coordinator supports mutual TLS (its wheels, September 2026).
 MUTUAL_TLS_JAX = (0, 11, 2)
 MIN_SECRET_BYTES = 16
+# Numbers in variables have at most this many digits.
+MAX_DIGITS = 18
+MAX_PORT = 65535
+_SETTER_HINT = "`launcher run` and the JobSet set it"
+
+R = TypeVar("R")
 
 
 class ConfigError(Exception):
@@ -136,7 +144,9 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
     spec = environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")
     run_dir, code = environ.get(contract.RUN_DIR), None
     if environ.get(contract.CODE):
-        code = environ[contract.CODE], environ[contract.CODE_ROOT]
+        code = environ[contract.CODE], _read_code_root(environ)
+    read_notify_options(environ)
+    read_tracker_name(environ)
     return Config(
         leader_address=_read_leader_address(environ),
         hosts=hosts * slices,
@@ -154,8 +164,8 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
         code=code,
         node=environ.get(contract.NODE, ""),
         is_launched=bool(environ.get(contract.PARENT)),
-        output_patience_s=float(environ.get(contract.OUTPUT_PATIENCE, 0.0)),
-        run_started_at=float(environ[contract.STARTED]) if environ.get(contract.STARTED) else None,
+        output_patience_s=_read_seconds(environ, contract.OUTPUT_PATIENCE) or 0.0,
+        run_started_at=_read_seconds(environ, contract.STARTED, codec.MAX_TIME_S),
         fault=_find_tpu_index_conflict(environ, job, index, slice_index),
     )
 
@@ -192,17 +202,88 @@ def _read_number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     if not text:
         return default
-    if not text.isdecimal():
-        raise ConfigError(f"{name} = {text!r} is not a number")
+    # int() refuses thousands of digits.
+    if not text.isdecimal() or len(text) > MAX_DIGITS:
+        raise ConfigError(f"{name} = {text[:200]!r} is not a whole number from 0; {_SETTER_HINT}")
     return int(text)
+
+
+def _read_seconds(environ: Mapping[str, str], name: str, maximum: float = math.inf) -> float | None:
+    text = environ.get(name, "")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    # NaN is not in any range.
+    if not 0 <= seconds <= maximum:
+        limit = "" if maximum == math.inf else f" to {maximum}"
+        expected = f"is not a number of seconds from 0{limit}; `launcher run` sets it"
+        raise ConfigError(f"{name} = {text[:200]!r} {expected}")
+    return seconds
+
+
+def _read_code_root(environ: Mapping[str, str]) -> str:
+    folder = environ.get(contract.CODE_ROOT, "")
+    if not folder:
+        archive = f"{contract.CODE} = {environ[contract.CODE]!r}"
+        raise ConfigError(f"{contract.CODE_ROOT} is not set, the folder for {archive}")
+    return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class NotifyOptions:
+    """The webhook of a job.
+
+    Attributes:
+        url: Name of the variable that holds the address.
+        format: Format of the messages, "json" or "slack".
+        events: Events that are reported.
+        stall_s: Seconds without progress that count as a stall. None for no limit.
+    """
+
+    url: str
+    format: str = "json"
+    events: Sequence[str] = ()
+    stall_s: codec.Seconds | None = None
+
+
+def read_notify_options(environ: Mapping[str, str]) -> NotifyOptions | None:
+    """Return the webhook of the job, or None if it has none. Raises ConfigError."""
+    return _read_json(environ, contract.NOTIFY, NotifyOptions)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tracker:
+    tracker: str
+
+
+def read_tracker_name(environ: Mapping[str, str]) -> str | None:
+    """Return the tracker of the job, or None if it has none. Raises ConfigError."""
+    settings = _read_json(environ, contract.TRACKER, _Tracker)
+    return None if settings is None else settings.tracker
+
+
+def _read_json(environ: Mapping[str, str], name: str, record: type[R]) -> R | None:
+    text = environ.get(name, "")
+    if not text:
+        return None
+    try:
+        fields = codec.parse_json(text.encode(errors="backslashreplace"))
+        return None if fields is None else codec.read_record(record, fields)
+    except ValueError as error:
+        fault = f"is not the JSON that the launcher writes: {error}"
+        raise ConfigError(f"{name} = {text[:200]!r} {fault}") from None
 
 
 def _read_leader_address(environ: Mapping[str, str]) -> tuple[str, int]:
     text = environ.get(contract.LEADER, "")
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
-        hint = "`launcher run` and the JobSet set it"
-        raise ConfigError(f"{contract.LEADER} = {text!r} is not host:port; {hint}")
+    is_port = port.isdecimal() and len(port) <= MAX_DIGITS and 0 < int(port) <= MAX_PORT
+    if not host or not is_port:
+        expected = f"host:port with a port from 1 to {MAX_PORT}"
+        raise ConfigError(f"{contract.LEADER} = {text[:200]!r} is not {expected}; {_SETTER_HINT}")
     return host.strip("[]"), int(port)
 
 

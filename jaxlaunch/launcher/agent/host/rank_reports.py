@@ -25,7 +25,7 @@ from urllib.parse import parse_qs
 
 from jaxlaunch import atomic_file, contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
-from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.config import Config, read_tracker_name
 from jaxlaunch.launcher.agent.gang.nccl import NcclQuery, should_query_nccl
 from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, StatusChanges
 from jaxlaunch.launcher.agent.gang.root_cause import EventKind, is_signal_exit_code
@@ -386,7 +386,7 @@ class ProgramMetrics:
         self._rows: queue.Queue[Row | None] | None = None
         self._writer: threading.Thread | None = None
         # A TensorBoard tracker of the job writes the events itself, with more than these numbers.
-        self._has_events = _tracker_name(os.environ) != "tensorboard"
+        self._has_events = read_tracker_name(os.environ) != "tensorboard"
 
     def add_step(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a step. The built-in loop writes its own to the files."""
@@ -453,12 +453,6 @@ class ProgramMetrics:
                     # Closing it writes the rest of the line, which may fail again.
                     with contextlib.suppress(OSError):
                         file.close()
-
-
-def _tracker_name(environ: Mapping[str, str]) -> str | None:
-    """Return the tracker of the job, or None."""
-    text = environ.get(contract.TRACKER)
-    return None if text is None else str(json.loads(text)["tracker"])
 
 
 # --- profiles -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.config import NotifyOptions, read_notify_options
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import log_lines, rank_history
 from jaxlaunch.records.log_lines import (
@@ -410,11 +411,11 @@ class Notifier:
 
     def __init__(self, name: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._name, self._say = name, say
-        options = json.loads(environ.get(contract.NOTIFY, "null")) or {}
-        self._events = frozenset(options.get("events", ()))
-        self._is_slack = options.get("format") == "slack"
-        self._stall_s = float(options.get("stall_s") or 0.0)
-        self._url = environ.get(options.get("url", ""), "")
+        options = read_notify_options(environ) or NotifyOptions("")
+        self._events = frozenset(options.events)
+        self._is_slack = options.format == "slack"
+        self._stall_s = options.stall_s or 0.0
+        self._url = environ.get(options.url, "")
         self._queue = queue.Queue[Mapping[str, Any]](MAX_QUEUED_MESSAGES)
         self._thread: threading.Thread | None = None
         self._close_deadline = math.inf
@@ -422,10 +423,9 @@ class Notifier:
         self._state: Any = None
         self._is_stalled = self._has_failed = False
         self._best_step: Any = None
-        if options and not self._url.startswith(_SCHEMES):
+        if options.url and not self._url.startswith(_SCHEMES):
             self._events = frozenset()
-            name = options.get("url", "")
-            say(f"notify: {name} holds no http:// or https:// address; nobody is told")
+            say(f"notify: {options.url} holds no http:// or https:// address; nobody is told")
 
     def check_progress(self, read_view: Callable[[], GangView], now: float) -> None:
         """Notify about a job without progress, and about a new best evaluation."""

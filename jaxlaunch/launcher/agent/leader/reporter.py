@@ -416,7 +416,7 @@ class Reporter:
 
 def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the job as this agent received it, by the keys of job.yaml."""
-    job, slices = config.job, int(environ.get(contract.SLICES, "1"))
+    job, slices = config.job, int(environ.get(contract.SLICES) or 1)
     accelerator: dict[str, Any] = {"type": job.accelerator}
     if job.platform != "tpu":
         accelerator["per_host"] = job.devices_per_process * job.processes_per_host

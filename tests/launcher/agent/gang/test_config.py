@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.agent import run_agent
 from jaxlaunch.launcher.agent.gang import config
 
 ENVIRON = {
@@ -48,6 +50,64 @@ def test_handshake_key_consists_of_secret_and_uid(tmp_path: Path) -> None:
 def test_config_without_a_key_is_refused(changes: dict[str, str], words: str) -> None:
     with pytest.raises(config.ConfigError, match=words):
         config.read_config(ENVIRON | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        (contract.OUTPUT_PATIENCE, "abc", "is not a number of seconds from 0"),
+        (contract.OUTPUT_PATIENCE, "-1", "is not a number of seconds from 0"),
+        (contract.OUTPUT_PATIENCE, "nan", "is not a number of seconds from 0"),
+        (contract.STARTED, "today", "is not a number of seconds from 0 to 60000000000"),
+        (contract.STARTED, "inf", "is not a number of seconds from 0 to 60000000000"),
+        (contract.HOSTS, "two", "is not a whole number from 0"),
+        (contract.SLICES, "-1", "is not a whole number from 0"),
+        (contract.GENERATION, "9" * 5000, "is not a whole number from 0"),
+        (contract.LEADER, "t-w-0-0.t", "is not host:port"),
+        (contract.LEADER, "t-w-0-0.t:94010", "is not host:port with a port from 1 to 65535"),
+        (contract.LEADER, "t-w-0-0.t:0", "is not host:port with a port from 1 to 65535"),
+        (contract.NOTIFY, "no JSON", "is not the JSON that the launcher writes"),
+        (contract.NOTIFY, '{"url": 3}', "is not the JSON that the launcher writes: url must be"),
+        (contract.NOTIFY, '{"url": "A", "stall_s": "x"}', "stall_s must be"),
+        (contract.TRACKER, "[]", "is not the JSON that the launcher writes"),
+        (contract.TRACKER, "{}", "is not the JSON that the launcher writes"),
+        (contract.JOB, "{", "is not a valid job"),
+    ],
+)
+def test_malformed_variable_is_refused_by_name_and_value(
+    name: str, value: str, expected: str
+) -> None:
+    with pytest.raises(config.ConfigError) as refusal:
+        config.read_config(ENVIRON | {name: value})
+    assert str(refusal.value).startswith(f"{name} = {value[:200]!r} ")
+    assert expected in str(refusal.value)
+
+
+def test_code_without_a_folder_is_refused() -> None:
+    words = "JAXLAUNCH_CODE_ROOT is not set, the folder for JAXLAUNCH_CODE = '/code.tgz'"
+    with pytest.raises(config.ConfigError, match=words):
+        config.read_config(ENVIRON | {contract.CODE: "/code.tgz"})
+
+
+def test_empty_variables_have_defaults() -> None:
+    names = (contract.OUTPUT_PATIENCE, contract.STARTED, contract.SLICES, contract.NOTIFY)
+    result = config.read_config(ENVIRON | dict.fromkeys(names, ""))
+    assert (result.output_patience_s, result.run_started_at, result.hosts) == (0.0, None, 2)
+    changes = {contract.OUTPUT_PATIENCE: "inf", contract.STARTED: "1764300000.5"}
+    result = config.read_config(ENVIRON | changes)
+    assert (result.output_patience_s, result.run_started_at) == (math.inf, 1764300000.5)
+
+
+def test_agent_with_a_malformed_variable_ends_as_a_wrong_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (ENVIRON | {contract.OUTPUT_PATIENCE: "abc"}).items():
+        monkeypatch.setenv(name, value)
+    assert run_agent() == contract.BAD_SPEC
+    assert capsys.readouterr().err == (
+        "agent: JAXLAUNCH_OUTPUT_PATIENCE = 'abc' is not a number of seconds from 0; "
+        "`launcher run` sets it\n"
+    )
 
 
 @pytest.mark.parametrize(
