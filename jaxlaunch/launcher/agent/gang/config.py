@@ -280,9 +280,9 @@ def _read_json(environ: Mapping[str, str], name: str, record: type[R]) -> R | No
 def _read_leader_address(environ: Mapping[str, str]) -> tuple[str, int]:
     text = environ.get(contract.LEADER, "")
     host, _, port = text.rpartition(":")
-    is_port = port.isdecimal() and len(port) <= MAX_DIGITS and 0 < int(port) <= MAX_PORT
+    is_port = port.isdecimal() and len(port) <= MAX_DIGITS and int(port) <= MAX_PORT
     if not host or not is_port:
-        expected = f"host:port with a port from 1 to {MAX_PORT}"
+        expected = f"host:port with a port up to {MAX_PORT}"
         raise ConfigError(f"{contract.LEADER} = {text[:200]!r} is not {expected}; {_SETTER_HINT}")
     return host.strip("[]"), int(port)
 

@@ -240,47 +240,94 @@ def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
 # --- files and servers, by threads ----------------------------------------------------------------
 
 
-class LatestWriter(Generic[T]):
-    """Writes values in a background thread. A queued value is replaced by a newer one."""
+# Pause of a writer after a write that raised, which doubles up to the longest one.
+WRITE_PAUSE_S, MAX_WRITE_PAUSE_S = 1.0, 60.0
 
-    def __init__(self, write: Callable[[T], None]) -> None:
-        self._write = write
-        self._lock = threading.Lock()
+
+class LatestWriter(Generic[T]):
+    """Writes values in a background thread. A queued value is replaced by a newer one.
+
+    After a write that raised, the thread logs the first exception, pauses, and writes the newest
+    value. An urgent value ends the pause.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[T], None],
+        subject: str = "a value",
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Create the writer; its thread starts with the first value.
+
+        Args:
+            write: Writes a value. It is called in the thread.
+            subject: What is written, for the message about an exception.
+            say: Writes a message for people. It is called in the thread.
+        """
+        self._write, self._subject, self._say = write, subject, say
+        self._changed = threading.Condition()
         self._next: T | None = None
         self._thread: threading.Thread | None = None
+        # Whether the next value must not wait for the end of a pause.
+        self._is_urgent = False
+        self._is_finishing = self._has_failed = False
+        self._pause_s = WRITE_PAUSE_S
 
     def enqueue(self, value: T, wait_s: float = 0.0) -> None:
         """Queue a value, and wait for at most `wait_s` seconds until it is written."""
-        with self._lock:
+        with self._changed:
             self._next = value
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_queued, daemon=True)
                 self._thread.start()
             thread = self._thread
+            if wait_s:
+                self._is_urgent = True
+                self._changed.notify_all()
         if wait_s:
             thread.join(wait_s)
 
     @property
     def is_busy(self) -> bool:
         """Return whether a value is queued or being written."""
-        with self._lock:
+        with self._changed:
             return self._thread is not None
 
     def finish(self) -> None:
         """Drop the queued value, and wait until nothing is being written."""
-        with self._lock:
-            self._next, thread = None, self._thread
+        with self._changed:
+            self._next, thread, self._is_finishing = None, self._thread, True
+            self._changed.notify_all()
         if thread is not None:
             thread.join()
+        self._is_finishing = False
 
     def _write_queued(self) -> None:
         while True:
-            with self._lock:
-                value, self._next = self._next, None
+            with self._changed:
+                value, self._next, self._is_urgent = self._next, None, False
                 if value is None:
                     self._thread = None
                     return
-            self._write(value)
+            try:
+                self._write(value)
+            except Exception as error:
+                # The thread must not end, because nobody would notice that nothing is written.
+                self._pause_after(error, value)
+            else:
+                self._pause_s = WRITE_PAUSE_S
+
+    def _pause_after(self, error: Exception, value: T) -> None:
+        """Log the first exception, keep the value if there is no newer one, and pause."""
+        if not self._has_failed:
+            self._has_failed = True
+            fault = f"{self._subject} could not be written: {type(error).__name__}: {error}"
+            self._say(f"{fault}; further attempts follow")
+        with self._changed:
+            if self._next is None and not self._is_finishing:
+                self._next = value
+            self._changed.wait_for(lambda: self._is_urgent or self._is_finishing, self._pause_s)
+        self._pause_s = min(2 * self._pause_s, MAX_WRITE_PAUSE_S)
 
 
 class RankSampler:
@@ -331,6 +378,8 @@ _JOBSET_PATH = (
     "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
 )
 _API_TIMEOUT_S = 10.0
+# The kubelet sets these to the address of the API server.
+_API_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
 
 def has_token(account: Path = SERVICE_ACCOUNT_DIR) -> bool:
@@ -374,10 +423,11 @@ class JobSetAnnotator:
         import ssl
 
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-        host = self._environ["KUBERNETES_SERVICE_HOST"]
-        port = int(self._environ["KUBERNETES_SERVICE_PORT"])
+        host, port = map(self._environ.get, _API_VARIABLES)
+        if not host or port is None or not port.isdecimal():
+            raise ValueError(f"{' and '.join(_API_VARIABLES)} are {host!r} and {port!r}")
         connection = http.client.HTTPSConnection(
-            host, port, timeout=_API_TIMEOUT_S, context=context
+            host, int(port), timeout=_API_TIMEOUT_S, context=context
         )
         path = _JOBSET_PATH.format((self._account / "namespace").read_text().strip(), self._name)
         # The kubelet replaces the token about once an hour.
@@ -503,7 +553,9 @@ class Notifier:
             with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:
-            return f"the server answers {error.code}"
+            # The error holds the connection.
+            with error:
+                return f"the server answers {error.code}"
         except urllib.error.URLError as error:
             reason = error.reason
             if isinstance(reason, OSError):

@@ -248,12 +248,16 @@ class Reporter:
         self.state = RunState(config, gang, clock, run_folder)
         self._config, self._gang, self._clock = config, gang, clock
         self._run_folder, self._pod_log = run_folder, pod_log
-        self._summary_writer = LatestWriter[Summary](self.state.starts.write_summary)
+        self._summary_writer = LatestWriter[Summary](
+            self.state.starts.write_summary, "the summary of the run", say_from_thread
+        )
         self._annotator: LatestWriter[ProgressAnnotation] | None = None
         if config.is_pod and publishers.has_token():
             annotator = JobSetAnnotator(config.job.name, say_from_thread)
-            self._annotator = LatestWriter(annotator.annotate)
-        self._notifier = Notifier(config.job.name, os.environ, say)
+            subject = "the annotation of the JobSet"
+            self._annotator = LatestWriter(annotator.annotate, subject, say_from_thread)
+        # Its thread logs the first failure.
+        self._notifier = Notifier(config.job.name, os.environ, say_from_thread)
         self._sampler = RankSampler(run_folder)
         # Newest committed step and stage in the last summary, and monotonic times of the last
         # summary and annotation.

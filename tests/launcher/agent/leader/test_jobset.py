@@ -66,3 +66,18 @@ def test_pod_without_token_writes_no_annotation(tmp_path: Path) -> None:
     assert not has_token(tmp_path)
     (tmp_path / "token").touch()
     assert has_token(tmp_path)
+
+
+@pytest.mark.parametrize("port", [None, "https"])
+def test_missing_address_of_the_api_server_is_logged(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch, port: str | None
+) -> None:
+    monkeypatch.setattr(ssl, "create_default_context", lambda **options: None)
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    environ |= {} if port is None else {"KUBERNETES_SERVICE_PORT": port}
+    annotator = JobSetAnnotator("lm", messages.append, tmp_path, environ)
+    annotator.annotate(KNOWN)
+    annotator.annotate(KNOWN)
+    names = "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT"
+    assert len(messages) == 1
+    assert messages[0].endswith(f"(patch jobsets lm): {names} are '10.0.0.1' and {port!r}")
