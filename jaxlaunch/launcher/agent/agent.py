@@ -7,6 +7,7 @@ and exits with a code of the contract.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import gzip
@@ -326,6 +327,8 @@ class CodeError(Exception):
 def unpack_code(archive: str, folder: str) -> None:
     """Extract a gzipped tar archive of files, and of symbolic links that stay inside the folder.
 
+    The folder may hold the files of a previous container of the pod, which are replaced.
+
     `tarfile.extractall` is not used, because its filters differ between the Python versions of
     images.
 
@@ -346,6 +349,7 @@ def unpack_code(archive: str, folder: str) -> None:
                     _normalize_inside(source, member.name)
                     links.append((member.linkname, target))
                 elif (content := tar.extractfile(member)) is not None and member.isreg():
+                    _remove_file(target)
                     with open(target, "wb") as file:
                         shutil.copyfileobj(content, file)
                     os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
@@ -355,7 +359,14 @@ def unpack_code(archive: str, folder: str) -> None:
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CodeError(f"{archive} is damaged: {error}") from None
     for source, target in links:
+        _remove_file(target)
         os.symlink(source, target)
+
+
+def _remove_file(path: str) -> None:
+    """Remove what a previous container of the pod left at a path, a link rather than its target."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _normalize_inside(path: str, entry_name: str) -> str:

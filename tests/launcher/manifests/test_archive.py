@@ -461,6 +461,25 @@ def test_unpacked_folder_is_equal(folder: Path, tmp_path: Path) -> None:
     assert not os.access(tmp_path / "there/train.py", os.X_OK)
 
 
+def test_restarted_container_unpacks_the_code_again(folder: Path, tmp_path: Path) -> None:
+    (folder / "pkg" / "link.py").symlink_to("../train.py")
+    packed, unpacked = tmp_path / "code.tar.gz", tmp_path / "there"
+    packed.write_bytes(archive.pack_folder(folder, LIMIT))
+    agent.unpack_code(str(packed), str(unpacked))
+    # The program has replaced a file by a link to its data, and the link by a file.
+    data = tmp_path / "data"
+    data.write_text("not code")
+    (unpacked / "train.py").unlink()
+    (unpacked / "train.py").symlink_to(data)
+    (unpacked / "pkg" / "link.py").unlink()
+    (unpacked / "pkg" / "link.py").write_text("changed")
+    agent.unpack_code(str(packed), str(unpacked))
+    assert os.readlink(unpacked / "pkg" / "link.py") == "../train.py"
+    assert not (unpacked / "train.py").is_symlink()
+    assert (unpacked / "train.py").read_bytes() == (folder / "train.py").read_bytes()
+    assert data.read_text() == "not code"
+
+
 @pytest.mark.parametrize(
     "bad",
     [
