@@ -7,6 +7,7 @@ blocks the event loop for long: a stream with a slow reader drops its oldest lin
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import math
 import os
@@ -190,8 +191,7 @@ class RankLog:
             if self._file_bytes > self._kept_bytes // 2:
                 self._rotate_file(file, self._path)
         except OSError as error:
-            self._path = None
-            self._on_error(error)
+            self._end_log(error)
 
     def flush(self) -> None:
         """Flush the written lines to the file."""
@@ -199,8 +199,16 @@ class RankLog:
             try:
                 self._file.flush()
             except OSError as error:
-                self._file, self._path = None, None
-                self._on_error(error)
+                self._end_log(error)
+
+    def _end_log(self, error: OSError) -> None:
+        """Write no more lines after an error, which is reported once."""
+        file, self._file, self._path = self._file, None, None
+        if file is not None:
+            # Closing it writes the buffered lines, which may fail again.
+            with contextlib.suppress(OSError):
+                file.close()
+        self._on_error(error)
 
     def _open_file(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,3 +172,22 @@ def test_fifo_in_place_of_a_log_is_an_error(
     assert [fault.errno for fault in faults] == [number]
     if has_reader:
         os.close(reader)
+
+
+@pytest.mark.parametrize("kept_bytes", [1 << 20, 4], ids=["write", "rotation"])
+def test_log_that_cannot_be_written_is_reported_once(tmp_path: Path, kept_bytes: int) -> None:
+    faults: list[OSError] = []
+    log = RankLog(tmp_path, 0, kept_bytes, faults.append)
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may grow any more, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
+    try:
+        log.write_line(b"the buffer of the file holds this line")
+        # It does not hold this one.
+        log.write_line(b"a" * 100_000)
+        log.flush()
+        log.write_line(b"b")
+        log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+    assert [fault.errno for fault in faults] == [errno.EFBIG]
