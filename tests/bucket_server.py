@@ -1,7 +1,8 @@
 """A local object store that speaks the JSON API of Google and the REST API of Amazon.
 
 As much of both as gcsfs, s3fs and tensorstore use. As in the real ones there are no folders and no
-rename, a put is whole or not there, every bucket name exists, and ranges are read alone. `requests`
+rename, a put is whole or not there, every bucket exists except `deleted_buckets`, and ranges are
+read alone. `requests`
 records what was asked for. While `fault` is set, what is asked of names that hold its second part
 fails as its first part says.
 """
@@ -42,6 +43,7 @@ class Bucket:
         self.is_hit = threading.Event()  # set by the first request that it meets
         self.lock = threading.RLock()
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
+        self.deleted_buckets: set[str] = set()
         handler = type("Handler", (_Handler,), {"store": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -143,10 +145,33 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         with self.store.lock:
             self.store.requests.append((method, url.path, self.headers.get("Range")))
+            if self._is_refused(method, url.path, data):
+                return
             if "/storage/v1" in url.path:
                 self._google(method, url.path.partition("/storage/v1")[2], query, data, url.path)
             else:
                 self._amazon(method, urllib.parse.unquote(url.path.strip("/")), query, data)
+
+    def _is_refused(self, method: str, path: str, data: bytes) -> bool:
+        """Refuse a request to a deleted bucket, unless it creates the bucket again."""
+        deleted_buckets = self.store.deleted_buckets
+        if "/storage/v1" in path:
+            if (method, path) == ("POST", "/storage/v1/b"):
+                deleted_buckets.discard(json.loads(data)["name"])
+                self._json(json.loads(data))
+                return True
+            if path.partition("/b/")[2].partition("/")[0] in deleted_buckets:
+                message = "The specified bucket does not exist."
+                self._json({"error": {"code": 404, "message": message}}, 404)
+                return True
+            return False
+        bucket, _, name = urllib.parse.unquote(path.strip("/")).partition("/")
+        if (method, name) == ("PUT", ""):
+            deleted_buckets.discard(bucket)
+        if bucket in deleted_buckets:
+            self._error(404, "NoSuchBucket")
+            return True
+        return False
 
     def _goes_on(self, kind: str) -> bool:
         """Fail a request; return whether it is only late."""

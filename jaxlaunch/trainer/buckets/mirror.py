@@ -22,13 +22,14 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxlaunch import contract, regular_files
 from jaxlaunch.runs import layout
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.errors import SpecError, TrainerError
+from jaxlaunch.trainer.errors import SpecError, StorageError, TrainerError
 
 # The next restart needs these files first.
 UPLOAD_INTERVALS_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}
@@ -55,10 +56,8 @@ class Mirror:
 
     def pull(self, ranks: range, *, logs_only: bool) -> None:
         """Fetch the logs of `ranks` and, unless `logs_only`, all files of earlier attempts."""
-        with (
-            remote.convert_errors(f"reading the run folder {self._url}", SpecError),
-            contextlib.suppress(FileNotFoundError),
-        ):
+        action = f"reading the run folder {self._url}"
+        with remote.convert_errors(action, SpecError), _refuse_missing_bucket(action):
             names = remote.list_names(self._url)
             matches = filter(None, map(layout.LOG_NAME.fullmatch, names))
             newest_start = max((int(match[1] or 0) for match in matches), default=0)
@@ -68,8 +67,10 @@ class Mirror:
                 ):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(self._filesystem().cat_file(f"{self._url}/{name}"))
-                    self._uploads[name] = _file_state(path), 0.0
+                    # Another process may have removed the object since it was listed.
+                    with contextlib.suppress(FileNotFoundError):
+                        path.write_bytes(self._filesystem().cat_file(f"{self._url}/{name}"))
+                        self._uploads[name] = _file_state(path), 0.0
 
     def move_ranks(self, old_ranks: range, ranks: range) -> None:
         """Upload the logs that other hosts continue, and fetch those of the new `ranks`."""
@@ -95,15 +96,21 @@ class Mirror:
             interval_s = max(interval_s, state[1] / MAX_BYTES_PER_S)
             if state == uploaded_state or not (at_once or now - uploaded_at >= interval_s):
                 continue
-            with (
-                remote.convert_errors(f"writing {self._url}/{name}", SpecError),
-                contextlib.suppress(FileNotFoundError),
-            ):
-                with open(self._folder / name, "rb", opener=regular_files.open_regular) as file:
+            action = f"writing {self._url}/{name}"
+            with remote.convert_errors(action, SpecError):
+                try:
+                    file = open(self._folder / name, "rb", opener=regular_files.open_regular)  # noqa: SIM115
+                except FileNotFoundError:
+                    # A process of the job has removed the file since it was listed.
+                    continue
+                with file, _refuse_missing_bucket(action):
                     source: BinaryIO = file
                     if name == MERGED_FILE:
                         source = io.BytesIO(self._merge_attempts(file.read()))
-                    with self._filesystem().open(f"{self._url}/{name}", "wb") as target:
+                    with (
+                        remote.name_missing_bucket(self._url),
+                        self._filesystem().open(f"{self._url}/{name}", "wb") as target,
+                    ):
                         shutil.copyfileobj(source, target, CHUNK_BYTES)
                 self._uploads[name] = state, now
 
@@ -131,6 +138,15 @@ class Mirror:
 
     def _filesystem(self) -> Any:
         return remote.open_filesystem(self._url)
+
+
+@contextlib.contextmanager
+def _refuse_missing_bucket(action: str) -> Iterator[None]:
+    """Turn the FileNotFoundError for a missing bucket into a StorageError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(f"{action} failed: {error}") from error
 
 
 def _file_state(path: Path) -> State:

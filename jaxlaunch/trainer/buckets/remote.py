@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 
@@ -18,6 +19,9 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.counts import Counter
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError, first_line
 from jaxlaunch.trainer.spec import block
+
+if TYPE_CHECKING:
+    from etils import epath
 
 # The name of each scheme in fsspec, which is also the extra of jaxlaunch, and the package it needs.
 SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}
@@ -67,10 +71,14 @@ def read_range(url: str, start: int, end: int) -> bytes:
 
 
 def list_names(url: str) -> list[str]:
-    """Return the sorted names of all objects below `url`, relative to it."""
+    """Return the sorted names of all objects below `url`, relative to it.
+
+    Raises FileNotFoundError if the bucket does not exist.
+    """
     filesystem = open_filesystem(url)
     root = str(filesystem._strip_protocol(url)).rstrip("/")
-    objects = (name for name in filesystem.find(url) if not name.endswith("/"))
+    with name_missing_bucket(url):
+        objects = [name for name in filesystem.find(url) if not name.endswith("/")]
     return sorted(name.removeprefix(root).strip("/") for name in objects)
 
 
@@ -90,6 +98,30 @@ def list_entries(folder: str) -> list[str]:
     except FileNotFoundError:
         return []
     return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+
+
+@contextlib.contextmanager
+def name_missing_bucket(url: str) -> Iterator[None]:
+    """Let a FileNotFoundError say that the bucket of `url` does not exist.
+
+    It has no other cause if objects are listed or written. s3fs says only NoSuchBucket, and gcsfs
+    says only the URL of its request.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        bucket = "/".join(url.split("/")[:3])
+        raise FileNotFoundError(f"the bucket {bucket} does not exist; create it") from error
+
+
+def create_folder(path: epath.Path) -> None:
+    """Create a folder and its parents, unless they are in an object store, which has no folders.
+
+    In an object store, s3fs and gcsfs would create a missing bucket. A run would then start from
+    nothing in an empty bucket, although somebody has deleted the one with its checkpoints.
+    """
+    if not is_remote(os.fspath(path)):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -176,8 +176,12 @@ def begin_step(folder: epath.Path) -> None:
     """Create the folder of a step with its mark. Raises FileExistsError."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists already")
+    mark = json.dumps(_mark_content(folder)).encode() + b"\n"
+    if is_remote(folder):
+        manifest.replace_file(folder / MARK_FILE, mark)
+        return
     folder.mkdir(parents=True)
-    (folder / MARK_FILE).write_bytes(json.dumps(_mark_content(folder)).encode() + b"\n")
+    (folder / MARK_FILE).write_bytes(mark)
 
 
 def remove_step(folder: epath.Path) -> list[str]:

@@ -250,7 +250,8 @@ def map_files(operation: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
 def replace_file(path: epath.Path, data: bytes) -> None:
     """Replace a small file atomically. Raises OSError."""
     if is_remote(path):
-        path.write_bytes(data)
+        with remote.name_missing_bucket(os.fspath(path)):
+            path.write_bytes(data)
     else:
         atomic_file.write_file(Path(path), data)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from etils import epath
 
+from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import manifest
 
 INPUTS_FILE = "inputs.json"
@@ -37,7 +38,7 @@ def save_inputs(checkpoints: str, inputs: Mapping[str, Any] | None) -> None:
     if inputs is None:
         (folder / INPUTS_FILE).unlink(missing_ok=True)
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    remote.create_folder(folder)
     manifest.replace_file(folder / INPUTS_FILE, encode_inputs(inputs))
 
 
@@ -60,9 +61,9 @@ def save_tokenizer(checkpoints: str, files: Mapping[str, bytes]) -> None:
     folder = epath.Path(checkpoints) / TOKENIZER_FOLDER
     if read_tokenizer(folder) == dict(files):
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    remote.create_folder(folder)
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        remote.create_folder((folder / name).parent)
         manifest.replace_file(folder / name, content)
     # Files of the previous tokenizer would be exported with this one.
     for name in {*TOKENIZER_FILES, *_list_templates(folder)} - set(files):

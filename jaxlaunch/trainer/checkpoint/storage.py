@@ -108,8 +108,9 @@ def check_writable(path: str) -> None:
     def probe_folder() -> None:
         file = epath.Path(path) / f".probe-{jax.process_index()}-{os.getpid()}"
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("")
+            remote.create_folder(file.parent)
+            with remote.name_missing_bucket(path) if is_remote else contextlib.nullcontext():
+                file.write_text("")
             file.unlink()
         except Exception as error:
             # The clients of object stores raise exceptions of their own types.

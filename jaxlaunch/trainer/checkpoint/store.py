@@ -23,6 +23,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import arrays, manifest
 from jaxlaunch.trainer.checkpoint.arrays import STATE, ArrayCheckpointer
 from jaxlaunch.trainer.checkpoint.consensus import gather_values, run_on_primary
@@ -79,7 +80,7 @@ class Store:
         """
 
         def claim_folder() -> tuple[str, str, list[str]]:
-            self._folder.path.mkdir(parents=True, exist_ok=True)
+            remote.create_folder(self._folder.path)
             message = self._owner.claim(self._take_over)
             return secrets.token_hex(4), message, self._folder.clear_unfinished()
 
@@ -243,7 +244,7 @@ class Store:
         names = manifest.list_files(folder / own_folder) if (folder / own_folder).exists() else []
         entries = manifest.digest_files(folder, [f"{own_folder}/{name}" for name in names])
         path = self._folder.digests_file(self._nonce, step, jax.process_index())
-        path.parent.mkdir(parents=True, exist_ok=True)
+        remote.create_folder(path.parent)
         manifest.replace_file(path, json.dumps(_to_json(entries)).encode())
 
     def _collect_digests(self, step: int) -> dict[str, FileDigest]:

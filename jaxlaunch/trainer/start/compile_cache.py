@@ -207,7 +207,7 @@ def _write_entry(path: epath.Path, value: bytes) -> None:
     """Write the entry atomically, or not at all if the disk is full or the store is unavailable."""
     raw = hashlib.sha256(value).digest() + value
     with contextlib.suppress(Exception):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        remote.create_folder(path.parent)
         if remote.is_remote(str(path)):
             # Objects are written atomically.
             path.write_bytes(raw)

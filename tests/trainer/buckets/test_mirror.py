@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ def server() -> Iterator[Bucket]:
 def bucket(server) -> Iterator[Bucket]:
     yield server
     server.objects.clear()
+    server.deleted_buckets.clear()
 
 
 def put_files(bucket: Bucket, **files: str) -> None:
@@ -104,6 +106,43 @@ def test_logs_of_earlier_starts_are_not_fetched(bucket, tmp_path) -> None:
 def test_new_bucket_gives_an_empty_folder(bucket, tmp_path) -> None:
     Mirror(URL, tmp_path).pull(range(1), logs_only=False)
     assert read_files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_deleted_bucket_is_an_error(bucket, tmp_path, scheme: str) -> None:
+    bucket.deleted_buckets.add("runs-of-us")
+    mirror = Mirror(f"{scheme}://{HOME}", tmp_path)
+    words = f"the bucket {scheme}://runs-of-us does not exist"
+    with pytest.raises(StorageError, match=f"reading the run folder .* failed: {words}"):
+        mirror.pull(range(1), logs_only=False)
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "attempts.jsonl").write_text("{}")
+    with pytest.raises(StorageError, match=f"writing .* failed: {words}"):
+        mirror.push(at_once=True)
+    assert bucket.deleted_buckets == {"runs-of-us"}
+    bucket.deleted_buckets.clear()
+    mirror.push(at_once=True)
+    assert set(bucket.objects) == {f"{HOME}/summary.json", f"{HOME}/attempts.jsonl"}
+
+
+def test_process_reports_a_deleted_bucket(bucket, tmp_path) -> None:
+    bucket.deleted_buckets.add("runs-of-us")
+    argv = [*PROGRAM, URL, str(tmp_path), "--ranks", "0", "1"]
+    completed = subprocess.run(argv, input="", capture_output=True, text=True)
+    assert completed.returncode == 84 and not completed.stderr
+    assert "the bucket gs://runs-of-us does not exist" in json.loads(completed.stdout)["error"]
+
+
+def test_file_that_is_removed_meanwhile_is_skipped(bucket, tmp_path, monkeypatch) -> None:
+    put_files(bucket, **{"attempts.jsonl": "1\n", "summary.json": "2\n"})
+    mirror = Mirror(URL, tmp_path)
+    monkeypatch.setattr(
+        remote, "list_names", lambda url: ["attempts.jsonl", "gone.json", "summary.json"]
+    )
+    mirror.pull(range(1), logs_only=False)
+    assert read_files(tmp_path) == {"attempts.jsonl": "1\n", "summary.json": "2\n"}
+    monkeypatch.setattr(mirror, "_file_states", lambda: {"gone.json": (1, 1)})
+    mirror.push(at_once=True)
 
 
 def test_attempts_of_another_host_are_merged(bucket, tmp_path) -> None:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from etils import epath
 
-from jaxlaunch.trainer.checkpoint import reader
+from jaxlaunch.trainer.checkpoint import reader, saved_files
+from jaxlaunch.trainer.checkpoint.folder import begin_step
 from jaxlaunch.trainer.checkpoint.manifest import MANIFEST_FILE
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.errors import CheckpointError
+from jaxlaunch.trainer.errors import CheckpointError, StorageError
 from tests import bucket_server
 from tests.bucket_server import Bucket
 from tests.trainer.checkpoint.state import abstract, mesh, same, state
@@ -27,6 +29,7 @@ def server() -> Iterator[Bucket]:
 def objects(server) -> Iterator[dict[str, bytes]]:
     yield server.objects
     server.objects.clear()
+    server.deleted_buckets.clear()
 
 
 # The tests of all calls that a store makes use both kinds of buckets.
@@ -101,6 +104,20 @@ def test_killed_save_is_cleared_or_adopted(store, objects, notes, folder):
     assert step == 1 and same(tree, 1)
     assert "could not be verified" in notes[0]
     second.close()
+
+
+@BOTH_BUCKETS
+def test_deleted_bucket_is_an_error_and_not_created_again(server, objects, folder):
+    server.deleted_buckets.add("bucket")
+    words = f"the bucket {folder[:2]}://bucket does not exist"
+    with pytest.raises(FileNotFoundError, match=words):
+        begin_step(epath.Path(folder) / "3")
+    with pytest.raises(FileNotFoundError, match=words):
+        saved_files.save_inputs(folder, {"classes": []})
+    store = Store(folder, keep=2, uid="run-a")
+    with pytest.raises(StorageError, match=f"claiming {folder} failed: .*{words}"):
+        store.claim()
+    assert server.deleted_buckets == {"bucket"} and not objects
 
 
 def test_reader_without_claim_reads_arrays(objects, folder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch import contract
 from jaxlaunch.trainer import counts
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import storage
@@ -289,6 +290,20 @@ def test_unavailable_compilation_cache_does_not_end_the_run(url, monkeypatch) ->
     away = make_raiser("EndpointConnectionError", "botocore.exceptions")
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.exists", away)
     preflight.check_cache(TrainSpec.model_validate({"task": "a:B", "compile_cache": url}))
+
+
+def test_deleted_bucket_is_not_created_again(bucket, url, monkeypatch) -> None:
+    name = url.split("/")[2]
+    bucket.deleted_buckets.add(name)
+    words = f"{url} cannot be written: the bucket {url.split('/')[0]}//{name} does not exist"
+    with pytest.raises(SpecError, match=words):
+        storage.check_writable(url)
+    # The run has trained, so the bucket existed.
+    monkeypatch.setenv(contract.SAVED, "10")
+    with pytest.raises(StorageError, match=words):
+        storage.check_writable(url)
+    assert bucket.deleted_buckets == {name}
+    bucket.deleted_buckets.clear()
 
 
 def test_unsupported_scheme_is_refused() -> None:
