@@ -67,7 +67,8 @@ def stop_command(
     if (end := terminal_state(jobset)) is not None:
         raise UserError(f"Job {name} is already {end}: there is nothing to stop.")
     snapshot = collect.read_snapshot(cluster, jobset["metadata"]["namespace"], name)
-    assert isinstance(snapshot, Snapshot), "the JobSet was just read"
+    if not isinstance(snapshot, Snapshot):
+        raise lifecycle.deleted_error(cluster, jobset["metadata"])
     stopping_pods = lifecycle.StoppingPods(cluster, jobset)
     final_records = lifecycle.FinalRecords(cluster, snapshot)
     lifecycle.stop_job(cluster, jobset)

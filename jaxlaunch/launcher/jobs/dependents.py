@@ -15,7 +15,12 @@ from typing import Any
 
 from jaxlaunch.launcher.errors import UserError, exceeds_quota
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
-from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
+from jaxlaunch.launcher.kubernetes.client import (
+    ApiError,
+    Cluster,
+    UnreachableError,
+    ignore_forbidden,
+)
 from jaxlaunch.launcher.kubernetes.kinds import (
     CONFIGMAPS,
     JOBSETS,
@@ -42,9 +47,11 @@ def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
     """Return the JobSet of that name. Raises UserError if it is missing or not launcher's."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
-        jobsets = filter(is_ours, cluster.list(JOBSETS, namespace))
-        names = ", ".join(other["metadata"]["name"] for other in jobsets)
-        hint = f"it has {names or 'no job of launcher; -n names another namespace'}."
+        hint = "-n names another namespace."
+        with ignore_forbidden():
+            jobsets = filter(is_ours, cluster.list(JOBSETS, namespace))
+            names = ", ".join(other["metadata"]["name"] for other in jobsets)
+            hint = f"it has {names or 'no job of launcher; -n names another namespace'}."
         raise UserError(f"Namespace {namespace} has no job {name}.", hint)
     if not is_ours(jobset):
         creator = describe_creator(jobset)
@@ -292,7 +299,10 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
         *((CONFIGMAPS, name) for name in config_map_names),
     ]
     for kind, name in candidates:
-        obj = cluster.get(kind, name, metadata["namespace"])
+        obj = None
+        # Only the output needs these objects. Kubernetes deletes them.
+        with ignore_forbidden():
+            obj = cluster.get(kind, name, metadata["namespace"])
         owners = [] if obj is None else _owner_uids(obj)
         if metadata["uid"] in owners:
             other_owner_count = len(owners) - 1

@@ -79,8 +79,9 @@ def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
         return False
     if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
         return True
-    workload = _find_workload(cluster, jobset)
-    return workload is not None and workload["spec"].get("active") is False
+    workloads = _list_workloads(cluster, jobset)
+    # Without Kueue, only a stop suspends the JobSet.
+    return workloads is None or any(item["spec"].get("active") is False for item in workloads[-1:])
 
 
 def stop_job(cluster: Cluster, jobset: Obj) -> None:
@@ -99,17 +100,26 @@ def _set_active(cluster: Cluster, jobset: Obj, *, is_active: bool) -> None:
     if QUEUE_LABEL in jobset["metadata"].get("labels", {}):
         # Kueue may not have created the Workload of a new JobSet yet, or may not be installed.
         deadline = time.monotonic() + _WORKLOAD_TIMEOUT_S
-        while (workload := _find_workload(cluster, jobset)) is None and time.monotonic() < deadline:
+        while (workloads := _list_workloads(cluster, jobset)) == []:
+            if time.monotonic() >= deadline:
+                break
             time.sleep(0.5)
-        if workload is not None:
-            kind, name, spec = WORKLOADS, workload["metadata"]["name"], {"active": is_active}
+        if workloads:
+            kind, name, spec = WORKLOADS, workloads[-1]["metadata"]["name"], {"active": is_active}
     cluster.merge_patch(kind, name, namespace, {"spec": spec})
 
 
-def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
+def _list_workloads(cluster: Cluster, jobset: Obj) -> list[Obj] | None:
+    """Return the Workloads of a job, the newest last, or None if Kueue is not installed."""
     metadata = jobset["metadata"]
     labels = f"{JOB_UID}={metadata['uid']}"
-    return next(iter(cluster.list(WORKLOADS, metadata["namespace"], labels=labels)), None)
+    try:
+        workloads = cluster.list(WORKLOADS, metadata["namespace"], labels=labels)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+    return sorted(workloads, key=lambda item: str(item["metadata"].get("creationTimestamp", "")))
 
 
 class StoppingPods:

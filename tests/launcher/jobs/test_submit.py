@@ -1054,6 +1054,47 @@ def test_running_job_is_deleted_only_with_option(server: Server, run: Run) -> No
     assert server.stored("jobsets") == [AT]
 
 
+def test_delete_needs_no_right_to_read_other_objects(server: Server, run: Run) -> None:
+    submit_job(run)
+    change_object(server, AT, status={"terminalState": "Completed"})
+    for plural in ("networkpolicies", "configmaps"):
+        server.on("GET", plural, *[refuse_with(403)] * 9)
+    result = run("delete", "x")
+    assert (result.code, result.out) == (0, "jobset.jobset.x-k8s.io/x deleted\n"), result.err
+    assert server.stored("jobsets") == []
+
+
+def test_missing_job_is_named_without_the_right_to_list(server: Server, run: Run) -> None:
+    server.on("GET", "jobsets", lambda _: False, refuse_with(403))
+    result = run("delete", "y")
+    assert result.code == 2
+    assert "Namespace team-a has no job y.\n" in result.err
+
+
+def test_queued_job_is_stopped_where_kueue_was_removed(
+    server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._WORKLOAD_TIMEOUT_S", 0.0)
+    server.put(LOCAL_QUEUES.path("team-a", "q"), {})
+    submit_job(run, "queue=q")
+    server.on("GET", "workloads", *[refuse_with(404)] * 9)
+    result = run("stop", "x")
+    assert result.code == 0, result.err
+    assert server.objects[AT]["spec"]["suspend"] is True
+
+
+def test_job_that_is_deleted_while_it_is_stopped_is_reported(server: Server, run: Run) -> None:
+    submit_job(run)
+
+    def delete_job(handler: Handler) -> bool:
+        server.drop(AT)
+        return False
+
+    server.on("GET", "jobsets", lambda _: False, delete_job)
+    result = run("stop", "x")
+    assert result.code == 3 and "JobSet x in namespace team-a was deleted." in result.err
+
+
 def test_delete_lists_deleted_and_kept_objects(server: Server, run: Run) -> None:
     submit_job(run)
     (configmap,) = server.stored("configmaps")
