@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError, exceeds_quota
 from jaxlaunch.launcher.jobs.dependents import owner_reference
 from jaxlaunch.launcher.jobs.status import hosts, read_run
 from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
@@ -133,13 +133,15 @@ def read_run_folder(
     )
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     say(f"a pod of JobSet {name} reads {find_run_folder(jobset)}")
-    is_done = False
+    is_done, may_exist = False, True
     try:
         try:
             cluster.create(JOBSETS, manifest)
         except ApiError as error:
-            rights = "reading a volume requires permission to create jobsets and to read pods/log."
-            error.hint = error.hint or rights
+            may_exist = error.status >= 500
+            if error.status == 403 and not exceeds_quota(error):
+                rights = "permission to create jobsets and to read pods/log."
+                error.hint = error.hint or f"reading a volume requires {rights}"
             raise
         pod = _wait_until_started(cluster, namespace, name, explain_wait)
         files = parse_answer(cluster.log(namespace, pod, follow=True), jobset["metadata"]["uid"])
@@ -148,13 +150,16 @@ def read_run_folder(
     finally:
         if not is_done:
             cluster.limit_call_time()
-        try:
-            cluster.delete(JOBSETS, name, namespace)
-        except ClusterError as error:
-            say(
-                f"JobSet {name} could not be deleted, and is {_TTL_S} s after its end: "
-                f"{error.message}"
-            )
+        if may_exist:
+            _delete_reader(cluster, namespace, name, say)
+
+
+def _delete_reader(cluster: Cluster, namespace: str, name: str, say: Callable[[str], None]) -> None:
+    try:
+        cluster.delete(JOBSETS, name, namespace)
+    except ClusterError as error:
+        reason = error.message
+        say(f"JobSet {name} could not be deleted, and is {_TTL_S} s after its end: {reason}")
 
 
 def find_run_folder(jobset: Obj) -> str:

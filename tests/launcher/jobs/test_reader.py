@@ -176,6 +176,18 @@ def test_missing_right_names_needed_rights(server: Server, call: Call) -> None:
     )
 
 
+@pytest.mark.parametrize(("status", "names_rights"), [(403, True), (422, False)])
+def test_rejected_reader_is_not_deleted(
+    server: Server, call: Call, status: int, names_rights: bool
+) -> None:
+    server.on("POST", "jobsets", refuse_with(status))
+    server.on("DELETE", "jobsets", refuse_with(403))
+    result = call("status")
+    assert result.code == 3 and "could not be deleted" not in result.err
+    assert server.count("DELETE", "jobsets") == 0
+    assert ("requires permission" in result.err) is names_rights
+
+
 def test_reader_drops_gang_annotations() -> None:
     manifest = make_jobset(
         slices=2,
