@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,21 +71,34 @@ def read_context(context_name: str | None) -> tuple[str, str]:
     _require_ssl()
     if paths is None:
         return "in-cluster", (_SERVICE_ACCOUNT_FOLDER / "namespace").read_text().strip()
-    name, context = _find_context(_merge_files(paths), context_name)
-    return name, str(context.get("namespace") or "default")
+    with _report_malformed(f"{paths} is not a kubeconfig"):
+        name, context = _find_context(_merge_files(paths), context_name)
+        return name, str(context.get("namespace") or "default")
+
+
+@contextlib.contextmanager
+def _report_malformed(problem: str) -> Iterator[None]:
+    """Raise ClusterError, which begins with `problem`, instead of the official client's errors."""
+    import yaml
+    from kubernetes.config import ConfigException
+
+    malformed = (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, LookupError)
+    try:
+        yield
+    except (ConfigException, *malformed) as error:
+        reason = " ".join(str(error).split())
+        if isinstance(error, ConfigException):
+            # What follows may be an entry with its credentials.
+            reason = reason.partition(" in ")[0]
+        message = f"{problem}: {reason.removesuffix('.')}."
+        raise ClusterError(message, _REPAIR_HINT) from None
 
 
 def _merge_files(paths: str) -> Any:
-    """Return the merged files of the kubeconfig. Raises ClusterError if one cannot be read."""
-    import yaml
-    from kubernetes.config import ConfigException
+    """Return the merged files of the kubeconfig."""
     from kubernetes.config.kube_config import KubeConfigMerger
 
-    try:
-        kubeconfig = KubeConfigMerger(paths).config
-    except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise ClusterError(f"{paths} is not a kubeconfig: {reason}.", _REPAIR_HINT) from None
+    kubeconfig = KubeConfigMerger(paths).config
     if kubeconfig is None:
         raise ClusterError(f"{paths} is not a kubeconfig: it is empty.", _REPAIR_HINT)
     return kubeconfig
@@ -93,7 +107,8 @@ def _merge_files(paths: str) -> Any:
 def _find_context(kubeconfig: Any, context_name: str | None) -> tuple[str, Mapping[str, Any]]:
     """Return the name and fields of a context, by default of the current one."""
     contexts = {
-        entry["name"]: entry.value["context"] for entry in kubeconfig.value.get("contexts") or []
+        entry["name"]: entry.value.get("context") or {}
+        for entry in kubeconfig.value.get("contexts") or []
     }
     name = context_name or kubeconfig.value.get("current-context")
     if name in contexts:
@@ -113,7 +128,7 @@ def open_access(context_name: str | None) -> Access:
     Raises ClusterError when the kubeconfig cannot be used or its credential plugin fails.
     """
     import kubernetes.client
-    from kubernetes.config import ConfigException, load_incluster_config
+    from kubernetes.config import load_incluster_config
     from kubernetes.config.kube_config import KubeConfigLoader
 
     from jaxlaunch.launcher.kubernetes.transport import Access
@@ -123,7 +138,8 @@ def open_access(context_name: str | None) -> Access:
     configuration.connection_pool_maxsize = 64
     impersonation: dict[str, str] = {}
     paths = _find_kubeconfig()
-    try:
+    source = f"kubeconfig {paths}" if paths else f"service account in {_SERVICE_ACCOUNT_FOLDER}"
+    with _report_malformed(f"The {source} cannot be used"):
         if paths is None:
             load_incluster_config(configuration)
         else:
@@ -132,15 +148,18 @@ def open_access(context_name: str | None) -> Access:
             clusters = {
                 entry["name"]: entry.value.get("cluster") for entry in kubeconfig.value["clusters"]
             }
-            cluster = clusters.get(context.get("cluster")) or {}
+            cluster_name = context.get("cluster")
+            cluster = clusters.get(cluster_name) or {}
+            if not isinstance(server := cluster.get("server"), str) or not server:
+                message = f"{paths}: the cluster of context {name} is {cluster_name or 'missing'}, "
+                message += f"and its server {server!r}."
+                raise ClusterError(message, "write its server, such as https://10.0.0.1:6443.")
             impersonation = _resolve_user(kubeconfig, context, cluster)
             KubeConfigLoader(kubeconfig, name, config_base_path=None).load_and_set(configuration)
             if "proxy-url" in cluster:
                 # Some versions of the official client ignore it.
                 configuration.proxy = cluster["proxy-url"]
         pool = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
-    except (ConfigException, OSError, ValueError, TypeError) as error:
-        raise ClusterError(f"The kubeconfig {paths or ''} cannot be used: {error}") from None
 
     def auth_headers() -> dict[str, str]:
         settings = configuration.auth_settings().values()
@@ -250,11 +269,15 @@ def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -
     if plugin.get("provideClusterInfo"):
         spec["cluster"] = {key: cluster[key] for key in _CLUSTER_INFO_KEYS if key in cluster}
         for extension in cluster.get("extensions") or ():
-            if extension.get("name") == "client.authentication.k8s.io/exec":
+            if (
+                isinstance(extension, dict)
+                and extension.get("name") == "client.authentication.k8s.io/exec"
+            ):
                 spec["cluster"]["config"] = extension.get("extension")
     info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": spec}
     variables = {
-        str(variable["name"]): str(variable["value"]) for variable in plugin.get("env") or ()
+        str(variable["name"]): str(variable.get("value") or "")
+        for variable in plugin.get("env") or ()
     }
     return {**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 

@@ -347,6 +347,50 @@ def test_invalid_kubeconfig_is_reported(
         Cluster.connect()
 
 
+CLUSTERS = "current-context: a\nclusters: [{name: c, cluster: {server: 'http://x'}}]\n"
+CONTEXTS = "contexts: [{name: a, context: {cluster: c, user: u}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CLUSTERS + "contexts: [{name: a}]\n", "the cluster of context a is missing"),
+        (
+            CLUSTERS + "contexts: [{name: a, context: null}]\n",
+            "the cluster of context a is missing",
+        ),
+        (CLUSTERS + "contexts: [{name: a, context: x}]\n", "is not a kubeconfig"),
+        (CLUSTERS + "contexts: [a]\n", "is not a kubeconfig"),
+        (CLUSTERS.replace("'http://x'", "7") + CONTEXTS, "is c, and its server 7"),
+        (CLUSTERS.replace("'http://x'", "null") + CONTEXTS, "is c, and its server None"),
+        (CLUSTERS.replace("{server: 'http://x'}", "x") + CONTEXTS, "cannot be used"),
+        (f"{CLUSTERS}{CONTEXTS}users: [{{user: {{token: {CANARY}}}}}]", "cannot be used"),
+        ("\xff", "is not a kubeconfig"),
+    ],
+)
+def test_damaged_kubeconfig_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    (tmp_path / "config").write_bytes(text.encode("latin-1"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(ClusterError, match=message) as failed:
+        Cluster.connect()
+    assert CANARY not in str(failed.value)
+
+
+def test_variable_of_a_plugin_may_have_no_value(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+import json, os
+print(json.dumps({"status": {"token": f"{os.environ['WHO']}!"}}))
+"""
+    more = {"env": [{"name": "WHO"}], "provideClusterInfo": True}
+    monkeypatch.setenv("KUBECONFIG", str(use_plugin(tmp_path, server, text, **more)))
+    Cluster.connect().get(JOBSETS, "x")
+    assert server.headers[-1]["authorization"] == "Bearer !"
+
+
 def test_first_kubeconfig_file_names_the_context(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
