@@ -154,7 +154,7 @@ def explain_missing_jobs(snapshot: Snapshot) -> Answer | None:
     if snapshot.is_suspended or "jobs" in snapshot.unread_reasons:
         return None
     event = snapshot.find_event(*_CREATION_FAILURES, kind="JobSet")
-    if event is None:
+    if event is None or snapshot.has_pod_since(event):
         return _explain_unattended(snapshot)
     age_s = seconds_since(snapshot.created_at, snapshot.now)
     not_found_message = f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found'
@@ -276,6 +276,8 @@ def explain_missing_pods(snapshot: Snapshot) -> Answer | None:
     missing_count = snapshot.expected_hosts - len(present_hosts)
     has_jobs = bool(snapshot.jobs) or "jobs" in snapshot.unread_reasons
     if event is None or snapshot.is_suspended or not has_jobs or missing_count <= 0:
+        return None
+    if snapshot.has_pod_since(event):
         return None
     # An event that is older than all Jobs is about those before a restart.
     job_starts = [job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs]

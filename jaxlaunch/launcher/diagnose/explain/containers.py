@@ -55,6 +55,7 @@ _PULL_FAILURES = (
     "ImageInspectError",
     "RegistryUnavailable",
 )
+_REPEATED_REASON = re.compile(rf"Error: ({'|'.join(_PULL_FAILURES)})$")
 _PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
 
 # Patterns of messages of registries and container runtimes, their meaning, and the next step. The
@@ -119,9 +120,14 @@ def explain_image_pull(snapshot: Snapshot) -> Answer | None:
         return None
     host = waiting_hosts[0]
     state = {"message": "", **host.waiting}
-    event = snapshot.find_event(
-        "Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting_hosts
+    events = list(
+        snapshot.find_events(
+            "Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting_hosts
+        )
     )
+    # The kubelet also reports the reason of the waiting container, without the registry's message.
+    detailed_events = (item for item in events if not _REPEATED_REASON.match(item["message"]))
+    event = next(detailed_events, next(iter(events), None))
     message = state["message"]
     if state["reason"] == "ImagePullBackOff" and event is not None:
         message = f"{event['message']} {message}"
@@ -145,10 +151,12 @@ def _missing_pull_secret(
     match = None if event is None else _PULL_SECRETS.search(event["message"])
     if match is None:
         return None
-    words = ("create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY")
+    names = match[1].split(", ")
+    words = ("create", "secret", "docker-registry", names[0], "--docker-server=REGISTRY")
     template = "create it in the job's namespace: {create} …"
     step = advise_change(template, create=kubectl_command(*words))
-    return Text("Secret {name} of image_pull_secrets does not exist", name=match[1]), step
+    template = "Secret{names:|s} {names: and } of image_pull_secrets {names:does|do} not exist"
+    return Text(template, names=names), step
 
 
 def _pull_error(reason: str, message: str) -> tuple[Text, NextStep]:

@@ -141,11 +141,15 @@ def _explain_oom(snapshot: Snapshot) -> Answer | None:
 
 def _explain_post_start_hook(snapshot: Snapshot) -> Answer | None:
     """Explain a failed postStart hook, after which the kubelet kills the container."""
-    event = snapshot.find_event("FailedPostStartHook", kind="Pod")
     host, verdict = first_failed_host(snapshot), _last_verdict(snapshot)
     # The agent of the killed container may report that it was preempted.
-    if event is None or host is None or not (verdict is None or verdict.code == contract.PREEMPTED):
+    if host is None or not (verdict is None or verdict.code == contract.PREEMPTED):
         return None
+    failed_hosts = [item for item in snapshot.hosts if item.terminated.get("exitCode")]
+    event = snapshot.find_event("FailedPostStartHook", kind="Pod", on_hosts=failed_hosts)
+    if event is None:
+        return None
+    host = next((item for item in failed_hosts if item.pod in event["names"]), host)
     template = "the postStart hook of {host} failed: {message}"
     headline = Text(template, host=host.name, message=event["message"])
     # An agent's report is JSON, which is of no use as evidence.
@@ -219,8 +223,8 @@ def _explain_exit_code(snapshot: Snapshot) -> Answer | None:
         template = "{host} ended with exit code {code} ({reason})"
         reason = host.terminated.get("reason", "")
         return Answer("failed", Text(template, host=host.name, code=code, reason=reason), output)
-    event = snapshot.find_event("Unhealthy", kind="Pod")
-    if event is not None and is_liveness_failure(event) and host.pod in event["names"]:
+    probe_failures = snapshot.find_events("Unhealthy", kind="Pod", on_hosts=[host])
+    if (event := next(filter(is_liveness_failure, probe_failures), None)) is not None:
         template = "{host} was killed by SIGKILL (exit 137): its liveness probe fails"
         step = advise_change("fix or remove the probe; jobs need none.")
         evidence: Evidence = (*describe_event(event), *output)

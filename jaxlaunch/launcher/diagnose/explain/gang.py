@@ -199,12 +199,16 @@ def _advise_waiting_for_node(
 
 def explain_unhealthy(snapshot: Snapshot) -> Answer | None:
     """Explain a container that the kubelet restarts because a liveness probe or a hook fails."""
-    event = snapshot.find_event("Unhealthy", "FailedPostStartHook", kind="Pod")
+    events = snapshot.find_events("Unhealthy", "FailedPostStartHook", kind="Pod")
+    # After the failure of another probe the kubelet does not restart the container.
+    event = next(
+        (item for item in events if item["reason"] != "Unhealthy" or is_liveness_failure(item)),
+        None,
+    )
     if event is None or not snapshot.restarts:
         return None
     is_probe = event["reason"] == "Unhealthy"
-    is_old = (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_PROBE_S
-    if is_old or (is_probe and not is_liveness_failure(event)):
+    if (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_PROBE_S:
         return None
     cause = Text("liveness probe" if is_probe else "postStart hook")
     headline = Text("is restarted again and again: its {what} fails", what=cause)

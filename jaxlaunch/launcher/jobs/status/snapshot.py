@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import NamedTuple
@@ -50,6 +50,8 @@ _UNTIL_STARTED = (
 _FIRST_HEARTBEAT_S = 15.0
 # The JobSet controller creates the Jobs of a new JobSet within this time.
 _JOB_CREATION_DELAY_S = 30.0
+# The clocks of the API server and of the controllers differ by less than this.
+_CLOCK_MARGIN_S = 5.0
 # Placeholder in commands for the job file if it is not known.
 _UNKNOWN_JOB_FILE = "JOB_FILE"
 
@@ -259,7 +261,17 @@ class Snapshot:
         on_hosts: Collection[Host] | None = None,
         by: str = "",
     ) -> Obj | None:
-        """Return the newest event with one of the reasons.
+        """Return the newest event that `find_events` yields, or None."""
+        return next(self.find_events(*reasons, kind=kind, on_hosts=on_hosts, by=by), None)
+
+    def find_events(
+        self,
+        *reasons: str,
+        kind: str = "",
+        on_hosts: Collection[Host] | None = None,
+        by: str = "",
+    ) -> Iterator[Obj]:
+        """Yield the events with one of the reasons, the newest first.
 
         Args:
             *reasons: Reasons of the event.
@@ -271,8 +283,18 @@ class Snapshot:
             is_match = event["reason"] in reasons and kind in ("", event["kind"])
             is_match = is_match and by in ("", event["by"])
             if is_match and (on_hosts is None or _is_about(event, on_hosts)):
-                return event
-        return None
+                yield event
+
+    def has_pod_since(self, event: Obj) -> bool:
+        """Return whether a pod was created after the event, so that it does not apply any more."""
+        event_time = parse_time(event["last"])
+        if event_time is None:
+            return False
+        pod_times = [parse_time(host.created_at) for host in self.hosts]
+        return any(
+            pod_time is not None and (pod_time - event_time).total_seconds() > _CLOCK_MARGIN_S
+            for pod_time in pod_times
+        )
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:

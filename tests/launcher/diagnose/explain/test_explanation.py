@@ -322,6 +322,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
         events=(pod_event("Unhealthy", "Liveness probe failed: "),),
     ),
+    "killed for its liveness probe, while another one fails": make_case(
+        "liveness probe fails$",
+        over(0, 137),
+        job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
+        events=(
+            pod_event("Unhealthy", "Liveness probe failed: ", last=ago(seconds=40)),
+            pod_event("Unhealthy", "Readiness probe failed: ", last=ago(seconds=20)),
+            event(
+                "Pod", "lm-w-0-0-zzzzz", "Unhealthy", "Startup probe failed", last=ago(seconds=9)
+            ),
+        ),
+    ),
     "killed for memory, whole": make_case(
         "^lm failed: its host was OOMKilled; its memory limit is 4Gi$",
         over(0, 137, "OOMKilled"),
@@ -551,6 +563,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
+    "webhook down before an earlier attempt": make_case(
+        "^lm (?!has no Jobs)",
+        make_later_pod(over(0, 1)),
+        jobs=(),
+        events=(
+            jobset_event(
+                "JobCreationFailed",
+                'failed calling webhook "mjob.kb.io": connection refused',
+                last=ago(minutes=5),
+            ),
+        ),
+    ),
     "a webhook that has not seen a new JobSet": make_case(
         "^lm is being created: ", job=make_new(jobset(1)), jobs=(), events=(UNSEEN,)
     ),
@@ -604,6 +628,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         events=(
             job_event(
                 "FailedCreate", 'admission webhook "pods.corp" denied the request: no team label'
+            ),
+        ),
+    ),
+    "a webhook's no before the pods were made": make_case(
+        "^lm (?!.*rejected)",
+        make_later_pod(pod(0)),
+        job=jobset(2),
+        events=(
+            job_event(
+                "FailedCreate",
+                'admission webhook "pods.corp" denied the request: no team label',
+                last=ago(minutes=5),
             ),
         ),
     ),
@@ -886,6 +922,27 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         pod(1),
         job=jobset(2),
         events=(pod_event("Failed", "Failed to pull image: code = NotFound: train:1: not found"),),
+    ),
+    "no image, and a newer event that only repeats it": make_case(
+        "^lm waits: its host cannot pull image registry.example/train:1: the image does not exist$",
+        waiting(0, "ImagePullBackOff", "Back-off pulling image"),
+        events=(
+            pod_event("Failed", "Failed to pull image: manifest unknown", last=ago(seconds=40)),
+            pod_event("Failed", "Error: ErrImagePull", last=ago(seconds=40)),
+            pod_event("Failed", "Error: ImagePullBackOff", last=ago(seconds=5)),
+        ),
+    ),
+    "no pull secrets": make_case(
+        "cannot pull image registry.example/train:1: Secrets mine and yours of "
+        "image_pull_secrets do not exist$",
+        waiting(0, "ImagePullBackOff", "Back-off pulling image"),
+        events=(
+            pod_event(
+                "FailedToRetrieveImagePullSecret",
+                "Unable to retrieve some image pull secrets (mine, yours); attempting to pull the "
+                "image may not succeed.",
+            ),
+        ),
     ),
     "no right to the image": make_case(
         "the registry requires credentials, or the image does not exist$",
@@ -1514,6 +1571,15 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=RESTARTED,
         events=(pod_event("Unhealthy", "Liveness probe failed: no answer"),),
     ),
+    "unhealthy, while another probe fails": make_case(
+        "^lm is restarted again and again: its liveness probe fails: no answer$",
+        pod(0, generation=1),
+        job=RESTARTED,
+        events=(
+            pod_event("Unhealthy", "Liveness probe failed: no answer", last=ago(seconds=20)),
+            pod_event("Unhealthy", "Readiness probe failed: no answer", last=ago(seconds=5)),
+        ),
+    ),
     "a hook, again": make_case(
         "^lm is restarted again and again: its postStart hook fails: PostStartHook failed$",
         pod(0, generation=1),
@@ -1529,6 +1595,12 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         fail_hook(80, farewell(80, "stopped from outside before every host had joined")),
         r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: "
         r"PostStartHook failed$",
+    ),
+    "a hook of an earlier attempt": make_case(
+        "^lm failed: preempted ",
+        over(0, 80, message=farewell(80, "stopped from outside")),
+        job=jobset(1, status=ended("Failed", "FailedJobs")),
+        events=(event("Pod", "lm-w-0-0-zzzzz", "FailedPostStartHook", "PostStartHook failed"),),
     ),
     "a hook, and an error of the program": (
         fail_hook(83, farewell(83, "rank 0 raised: X")),
