@@ -13,7 +13,7 @@ from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.status import collect, job_status
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus
-from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot, spare_hosts
+from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.local import run_folders
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # The largest number of rows in a table of hosts.
 MAX_HOSTS = 32
+HOST_HEADS = ("HOST", "RANKS", "READY", "STATE", "NODE", "POD")
 # Timeout of the check that no job on the cluster has the name of a local run.
 NAME_CHECK_TIMEOUT_S = 3.0
 
@@ -225,20 +226,6 @@ class ClusterView(JobView):
 
     def detail_tables(self) -> list[Table]:
         """Return the table of hosts. Those that are not ready are first."""
-        hosts = sorted(self.snapshot.hosts, key=lambda host: (host.is_ready, host.number))
-        spares = spare_hosts(self.snapshot)
-        rows = [("HOST", "RANKS", "READY", "STATE", "NODE", "POD")]
-        for host in hosts[:MAX_HOSTS]:
-            state = host.waiting.get("reason") or host.terminated.get("reason") or host.phase
-            state = "Terminating" if host.is_leaving and not host.has_ended else state
-            ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
-            ranks = self.snapshot.members.ranks_of(host.number)
-            ranks_text = f"{ranks[0]}-{ranks[-1]}" if ranks else "-"
-            if host.number in spares:
-                ranks_text = "spare"
-            elif len(ranks) == 1:
-                ranks_text = str(ranks[0])
-            rows.append((str(host.number), ranks_text, ready, state, host.node or "-", host.pod))
-        if len(hosts) <= MAX_HOSTS:
-            return [rows]
-        return [rows, [(f"… and {len(hosts) - MAX_HOSTS} more hosts",)]]
+        rows = [HOST_HEADS, *job_status.list_host_rows(self.snapshot, MAX_HOSTS)]
+        hidden = len(self.snapshot.hosts) - MAX_HOSTS
+        return [rows] if hidden <= 0 else [rows, [(f"… and {hidden} more hosts",)]]

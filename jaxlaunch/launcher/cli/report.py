@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.screen_lines import Paragraph
-from jaxlaunch.launcher.errors import ClusterError, UserError
+from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders
 
 if TYPE_CHECKING:
-    from jaxlaunch.launcher.kubernetes.client import Cluster
     from jaxlaunch.launcher.report.server import PageServer
 
 # Timeout of one call for a viewer, who waits for the page.
 VIEWER_TIMEOUT_S = 10.0
-
-# Rows of jobs, and the reasons why others could not be read.
-JobRows = tuple[list[dict[str, Any]], list[str]]
 
 
 @click.command("report")
@@ -206,8 +202,17 @@ def _make_runs_server(
                 f"{runs_folder} is not a folder.", "name the folder that holds your runs."
             )
         runs_folder = None
-    jobs = _make_jobs_reader(namespaces, context) if has_cluster else None
-    server = Server(RunCatalog(None if runs_folder is None else runs_folder.absolute(), jobs), port)
+    jobs, shown_namespaces = None, tuple(dict.fromkeys(namespaces))
+    if has_cluster:
+        from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
+        from jaxlaunch.launcher.kubernetes.client import Cluster
+        from jaxlaunch.launcher.report.cluster_jobs import ClusterJobs
+
+        cluster = Cluster.connect(context, output.show_messages)
+        jobs = ClusterJobs(cluster, explain_job)
+        shown_namespaces = shown_namespaces or (cluster.namespace,)
+    path = None if runs_folder is None else runs_folder.absolute()
+    server = Server(RunCatalog(path, jobs, shown_namespaces), port)
     output.show_lines(server.page_url)
     return server
 
@@ -220,8 +225,10 @@ def _make_viewers_server(
     port: int,
 ) -> PageServer:
     """Return the server of --in-cluster. Raises UserError, and ClusterError outside of a pod."""
+    from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
     from jaxlaunch.launcher.kubernetes import kubeconfig
     from jaxlaunch.launcher.kubernetes.client import connect_as_viewer
+    from jaxlaunch.launcher.report.cluster_jobs import ClusterJobs
     from jaxlaunch.launcher.report.viewers import Server
 
     if folder is not None or context is not None:
@@ -235,61 +242,12 @@ def _make_viewers_server(
     # Process 1 of a pod ignores signals that have no handler.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    def read_jobs(token: str, namespace: str) -> JobRows:
-        cluster = connect_as_viewer(token, namespace)
+    def open_jobs(token: str) -> ClusterJobs:
+        cluster = connect_as_viewer(token, namespaces[0])
         cluster.limit_call_time(VIEWER_TIMEOUT_S)
-        return _read_job_rows(cluster, namespace)
+        return ClusterJobs(cluster, explain_job)
 
-    server = Server(read_jobs, list(dict.fromkeys(namespaces)), hosts, port)
+    server = Server(open_jobs, list(dict.fromkeys(namespaces)), hosts, port)
     audience = f"on port {server.server_address[1]} to viewers who sign in"
     output.show_messages(f"serving the jobs of {', '.join(namespaces)} {audience}")
     return server
-
-
-def _make_jobs_reader(namespaces: Sequence[str], context: str | None) -> Callable[[], JobRows]:
-    """Return a function that reads the jobs of namespaces, with the caller's rights."""
-    from jaxlaunch.launcher.kubernetes.client import Cluster
-
-    cluster = Cluster.connect(context, output.show_messages)
-
-    def read_jobs() -> JobRows:
-        all_rows, all_unread = list[dict[str, Any]](), list[str]()
-        for namespace in namespaces or (cluster.namespace,):
-            try:
-                rows, unread = _read_job_rows(cluster, namespace)
-            except ClusterError as error:
-                rows, unread = [], [str(error)]
-            all_rows += rows
-            all_unread += unread
-        return all_rows, all_unread
-
-    return read_jobs
-
-
-def _read_job_rows(cluster: Cluster, namespace: str) -> JobRows:
-    """Return the jobs of a namespace as rows. Raises ClusterError if they cannot be listed."""
-    from jaxlaunch.launcher.cli.job_view import ClusterView
-    from jaxlaunch.launcher.jobs.status import collect
-    from jaxlaunch.launcher.report.server import table_row
-
-    snapshots = collect.read_snapshots(cluster, namespace)
-    rows = []
-    for snapshot in snapshots:
-        view = ClusterView(snapshot)
-        job = view.status
-        rows.append(
-            table_row(
-                job,
-                id="",
-                page="",
-                name=job.name,
-                state=job.state.value.lower(),
-                why=view.explanation.headline,
-                steps=job.steps,
-                restarts=job.restart_counts.total,
-                age_s=job.age_s,
-                owner=job.queue or "",
-                where=f"namespace {job.namespace}",
-            )
-        )
-    return rows, list(dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread))

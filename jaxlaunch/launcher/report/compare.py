@@ -10,7 +10,7 @@ from typing import Any
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.report import curves, headline, run_files
 from jaxlaunch.launcher.report.plots import Line
-from jaxlaunch.launcher.report.run import RunReport
+from jaxlaunch.launcher.report.run import Report
 from jaxlaunch.launcher.wording import escape_controls
 
 COLUMNS = (
@@ -20,20 +20,20 @@ COLUMNS = (
 _MAX_DIFFERENCES = 300
 
 
-def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -> dict[str, Any]:
+def compare_runs(runs: Sequence[Report], metrics: Sequence[str], axis: str) -> dict[str, Any]:
     """Return the data of the page. Raises UserError if no run has one of `metrics`."""
     for metric in metrics:
         _require_metric(runs, metric)
     keys = ("sentence", "step", "goodput", "wall_s", "curves", "drawn", "name", "batch")
-    folders = [run.brief.folder for run in runs]
+    jobs = [run.job for run in runs]
     items = [item for run in runs for item in run.named_curves().items()]
     metric_names = {name for name, curve in items if curve.points}
-    differences = [row for row in run_files.compare_jobs(folders) if row[0] != "name"]
-    versions = run_files.differing_rows([run_files.list_versions(run.summary) for run in runs])
+    differences = [row for row in run_files.compare_jobs(jobs) if row[0] != "name"]
+    versions = run_files.differing_rows([run.list_versions() for run in runs])
     rows = []
     max_points = curves.MAX_PAGE_POINTS // len(runs)
-    for name, run in zip(_unique_names(runs), runs, strict=True):
-        batch = run_files.job_batch(run.brief.folder)
+    for name, job, run in zip(_unique_names(runs), jobs, runs, strict=True):
+        batch = run_files.job_batch(job)
         data = run.to_json(max_points) | {"name": name, "batch": batch}
         rows.append({key: data[key] for key in keys})
     return {
@@ -45,14 +45,14 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
     }
 
 
-def _require_metric(runs: Sequence[RunReport], metric: str) -> None:
+def _require_metric(runs: Sequence[Report], metric: str) -> None:
     names = sorted({name for run in runs for name in run.named_curves()})
     if metric not in names:
         hint = f"they have {', '.join(map(escape_controls, names)) or 'none'}."
         raise UserError(f"No run has the metric {escape_controls(metric)}.", hint)
 
 
-def _unique_names(runs: Sequence[RunReport]) -> list[str]:
+def _unique_names(runs: Sequence[Report]) -> list[str]:
     """Return the names of the runs. A repeated name gets a number."""
     counts, names = Counter[str](), []
     for run in runs:
@@ -62,7 +62,7 @@ def _unique_names(runs: Sequence[RunReport]) -> list[str]:
     return names
 
 
-def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]:
+def curve_lines(runs: Sequence[Report], metric: str, axis: str) -> list[Line]:
     """Return the curve of each run with the metric, over an axis: step, hour or examples.
 
     Raises UserError if the number of examples of a run is unknown.
@@ -74,7 +74,7 @@ def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]
         if curve is None or not curve.points:
             continue
         if axis == "examples":
-            if (batch_size := run_files.job_batch(run.brief.folder)) is None:
+            if (batch_size := run_files.job_batch(run.job)) is None:
                 name = escape_controls(run.brief.name)
                 message = f"Run {name} does not say how many examples a step has."
                 raise UserError(message, "compare by --at step or --at hour.")

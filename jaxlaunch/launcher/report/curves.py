@@ -59,6 +59,15 @@ class StepSeries(Generic[Item]):
             self._width *= 2
             self._join_ranges()
 
+    def drop_from(self, step: float) -> None:
+        """Drop the items of `step` and of later steps."""
+        self.items = [item for item in self.items if item[0] < step]
+        items, self._range_start = self.items, max(1, len(self.items))
+        while self._range_start > 1 and (
+            items[self._range_start - 1][0] // self._width == items[-1][0] // self._width
+        ):
+            self._range_start -= 1
+
     def _join_ranges(self) -> None:
         groups = itertools.groupby(self.items[1:], lambda item: item[0] // self._width)
         *earlier, newest = [list(group) for _, group in groups]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jaxlaunch.contract import Key
 from jaxlaunch.launcher.report.curves import Curve
@@ -72,7 +73,7 @@ def is_higher_better(name: str) -> bool | None:
     return True if name.rpartition("/")[2] in (*_SHARES, "reward") else None
 
 
-def result_names(curves: Mapping[str, Curve], metric: str | None) -> list[str]:
+def result_names(curves: Mapping[str, Any], metric: str | None) -> list[str]:
     """Return the metrics of the result: that of the best checkpoint or of quality, and a loss."""
     names = [name for name in (metric, *_RESULTS) if name in curves and name not in _LOSSES][:1]
     names += [name for name in _LOSSES if name in curves][:1]

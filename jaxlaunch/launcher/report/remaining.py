@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.report.curves import Point
-from jaxlaunch.launcher.report.run_files import CurveFile
+from jaxlaunch.launcher.report.run_files import CurveTable
 
 # The smallest number of differences between reports from which a step time is computed.
 MIN_DIFFERENCES = 3
@@ -24,7 +24,7 @@ _BLOCKS: Mapping[str, str] = {"eval_s": "eval", "save_s": "checkpoint"}
 
 
 def estimate_remaining_s(
-    metrics: CurveFile,
+    metrics: CurveTable,
     job: Mapping[str, Any],
     step: int,
     total: int,
@@ -50,7 +50,7 @@ def estimate_remaining_s(
     return step_s * max(0, total - step) + pauses_s
 
 
-def _median_step_s(metrics: CurveFile, readings: Sequence[tuple[float, int]]) -> float | None:
+def _median_step_s(metrics: CurveTable, readings: Sequence[tuple[float, int]]) -> float | None:
     """Return the seconds of a step without pauses, as the trainer reports them or as observed."""
     if (curve := metrics.curves.get("step_s")) is not None:
         # The median of the recent steps, without the warm-up.
@@ -102,7 +102,7 @@ def count_pauses(every: int | None, step: int, total: int) -> int:
     return total // every - (max(1, step) - 1) // every + (total % every != 0)
 
 
-def _pause_s(metrics: CurveFile, key: str, every: int | None) -> float:
+def _pause_s(metrics: CurveTable, key: str, every: int | None) -> float:
     """Return the median length of the regular pauses so far."""
     points, rows = metrics.pauses[key].points, metrics.curves.get(key)
     if not points or rows is None:

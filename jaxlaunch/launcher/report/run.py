@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.report import curves, headline, run_files
 from jaxlaunch.launcher.report.curves import Curve, Point
 from jaxlaunch.launcher.report.remaining import estimate_remaining_s
-from jaxlaunch.launcher.report.run_files import CurveFile, RunBrief
+from jaxlaunch.launcher.report.run_files import CurveFile, CurveTable, RunBrief
 from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline, rank_phases
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records.rank_history import RankHistory
@@ -30,6 +32,20 @@ MAX_SAMPLES = 12
 # Characters of one sample.
 MAX_TEXT_CHARS, MAX_PICTURE_CHARS = 4000, 400_000
 _STACK_CHARS, _MESSAGE_CHARS, _KEY_CHARS = 8000, 2000, 100
+# The sections of a page that only some sources have, and their values without one. `unread` has a
+# sentence for each place of the page whose data could not be read.
+SECTIONS: Mapping[str, Any] = {
+    "notes": [],
+    "ranks": [],
+    "hosts": [],
+    "checkpoints": [],
+    "differs": [],
+    "classes": None,
+    "samples": [],
+    "commands": [],
+    "explanation": None,
+    "unread": {},
+}
 _END_PHRASES = {"done": "is done", "stopped": "was stopped", "failed": "failed"}
 
 
@@ -66,38 +82,216 @@ class RunReader:
             starts, records[-MAX_ATTEMPTS:], self.metrics.intervals.items, running, totals_s
         )
         return RunReport(
-            run_files.read_brief(self.path),
-            summary,
-            starts,
-            timeline,
-            RankHistory.from_json(files.read_json(layout.RANKS)),
-            self.metrics,
-            self.evals,
+            brief=run_files.read_brief(self.path),
+            starts=starts,
+            timeline=timeline,
+            ranks=RankHistory.from_json(files.read_json(layout.RANKS)),
+            metrics=self.metrics,
+            evals=self.evals,
+            folder=self.path,
+            summary=summary,
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RunReport:
-    """State of a run at one moment."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report(abc.ABC):
+    """State of a run at one moment, from the files of its folder or from a cluster."""
 
     brief: RunBrief
-    summary: Summary | None
     starts: Sequence[StartRecord]
     timeline: Timeline
     ranks: RankHistory
-    metrics: CurveFile
-    evals: CurveFile
+    metrics: CurveTable
+    evals: CurveTable
+
+    @property
+    @abc.abstractmethod
+    def job(self) -> Mapping[str, Any]:
+        """The job as plain values, empty if it is unknown."""
+
+    @abc.abstractmethod
+    def describe_state(self) -> dict[str, str]:
+        """Return state, cause and advice, as in the first line of `launcher explain`."""
+
+    @abc.abstractmethod
+    def list_sections(self) -> dict[str, Any]:
+        """Return the sections of the page that only this source has, by SECTIONS."""
+
+    # Whether the history of the ranks has the steps by which each is behind.
+    has_lag: ClassVar[bool] = True
+
+    def list_versions(self) -> dict[str, str]:
+        """Return the versions of packages and the digest of the code, as far as known."""
+        return {}
+
+    @property
+    def seconds_by_cause(self) -> dict[str, float]:
+        """Seconds by cause."""
+        return self.timeline.seconds_by_cause
 
     def named_curves(self) -> dict[str, Curve]:
         """Return all curves by name. The names of those in eval.jsonl begin with `eval/`."""
         evals = {f"eval/{name}": curve for name, curve in self.evals.curves.items()}
         return self.metrics.curves | evals
 
+    def describe_results(self) -> str:
+        """Return `: accuracy 98.6 %, eval/loss 0.057; 2 kills cost 35 s`, as far as known."""
+        results = ", ".join(f"{name} {value}" for name, value in self._list_results())
+        restarts = headline.describe_restarts(self.timeline)
+        text = f": {results}" if results else ""
+        return text + (f"; {restarts}" if restarts else "")
+
+    def _list_results(self) -> list[tuple[str, str]]:
+        metric, _ = run_files.best_metric(self.job)
+        return headline.list_results(self.named_curves(), metric)
+
+    def to_json(self, max_points: int = curves.MAX_PAGE_POINTS) -> dict[str, Any]:
+        """Return the data of the page, whose texts are untrusted.
+
+        All curves together have at most `max_points` points, unless there are very many curves.
+        """
+        shown_curves = {name: curve for name, curve in self.named_curves().items() if curve.points}
+        limit = max(curves.MIN_CURVE_POINTS, max_points // max(1, len(shown_curves)))
+        brief, seconds, wall_s = self.brief, self.seconds_by_cause, self.timeline.wall_s
+        numbers = TimedNumbers(**(brief.run_numbers() | {"goodput": None}), seconds=seconds)
+        facts = list(numbers.describe_numbers())
+        if memory := headline.describe_memory(self.metrics.curves):
+            facts.append(("most memory", memory))
+        cards = self._list_results()
+        if speed := headline.describe_speed(self.metrics.curves):
+            cards.append(("Speed", speed))
+        return {
+            "name": escape_controls(brief.name),
+            "sentence": self.describe_state(),
+            "step": brief.step,
+            "steps": self.total_steps(),
+            "left_s": self.remaining_s(),
+            "goodput": numbers.goodput,
+            "cards": cards,
+            "facts": [
+                (label, text)
+                for label, text in facts
+                # The cards have the metrics, each with its name.
+                if not (cards and label == "metrics")
+            ],
+            "seconds": {cause: round(spent, 3) for cause, spent in seconds.items()},
+            "wall_s": round(wall_s, 3),
+            "began": brief.began_at,
+            "at": brief.updated_at,
+            "owner": brief.owner,
+            "restarts": brief.restart_count,
+            "saved": brief.committed,
+            "strip": [
+                [round(begin, 3), round(end, 3), cause]
+                for begin, end, cause in self.timeline.segments
+            ],
+            "attempts": [_attempt_row(attempt) for attempt in self.timeline.attempts],
+            "starts": [
+                {
+                    "number": start.start,
+                    "at": self._axis_seconds(start.started),
+                    "started": start.started,
+                    "code": start.code,
+                    "first_step": start.first_step,
+                    "last_step": start.last_step,
+                    "refusal": escape_controls(start.refusal)[:_MESSAGE_CHARS],
+                }
+                for start in self.starts
+            ],
+            "marks": self._list_marks(),
+            "curves": {
+                escape_controls(name): self._curve_points(curve.reduce_points(limit))
+                for name, curve in shown_curves.items()
+            },
+            "drawn": [
+                escape_controls(name) for name in shown_curves if headline.is_shown_curve(name)
+            ],
+            "heat": rank_phases(self.ranks, self.timeline, has_lag=self.has_lag),
+            "job": run_files.job_text(self.job),
+            **SECTIONS,
+            **self.list_sections(),
+        }
+
+    def total_steps(self) -> int | None:
+        """Return the total steps of the job, as given or computed from the epochs so far."""
+        if self.brief.steps is not None:
+            return self.brief.steps
+        if self.brief.state == "done":
+            return self.brief.step
+        epochs = run_files.find_value(self.job, "train", "epochs")
+        epoch_curve = self.metrics.curves.get("epoch")
+        if type(epochs) not in (int, float) or epoch_curve is None:
+            return None
+        step, _, epoch = epoch_curve.points[-1]
+        return math.floor(epochs * step / epoch + 1e-6) if epoch > 0 else None
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds that the run still needs, or None if they are unknown."""
+        steps, step = self.total_steps(), self.brief.step
+        if self.brief.state != "running" or steps is None or step is None:
+            return None
+        return estimate_remaining_s(self.metrics, self.job, step, steps)
+
+    def _curve_points(self, points: Sequence[Point]) -> list[list[float | None]]:
+        """Return steps, seconds on the axis, and values."""
+        steps, times, values = zip(*points, strict=True)
+        return [
+            [int(step) for step in steps],
+            [None if math.isnan(time) else self._axis_seconds(time) for time in times],
+            [float(f"{value:.6g}") for value in values],
+        ]
+
+    def _axis_seconds(self, time: float) -> float:
+        return round(self.timeline.axis_position(time), 3)
+
+    def _list_marks(self) -> list[list[Any]]:
+        evals = next(iter(self.evals.curves.values()), Curve())
+        points_by_kind = {
+            "eval": evals.reduce_points(run_files.MAX_MARKS),
+            "save": self.metrics.pauses["save_s"].points,
+        }
+        return [
+            [self._axis_seconds(time), kind, int(step)]
+            for kind, points in points_by_kind.items()
+            for step, time, _ in points
+            if not math.isnan(time)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunReport(Report):
+    """State of a run on this machine."""
+
+    folder: Path
+    summary: Summary | None
+
+    @functools.cached_property
+    def job(self) -> Mapping[str, Any]:
+        """The job as plain values, empty if it is unknown."""
+        return run_files.read_job(self.folder)
+
+    def list_versions(self) -> dict[str, str]:
+        """Return the versions of packages and the digest of the code, as far as known."""
+        return run_files.list_versions(self.summary)
+
+    def list_sections(self) -> dict[str, Any]:
+        """Return the sections of the page that are read from the run folder."""
+        notes = () if self.summary is None else self.summary.notes[-20:]
+        return {
+            "notes": [escape_controls(note)[:_MESSAGE_CHARS] for note in notes],
+            "ranks": self._list_ranks(),
+            "checkpoints": run_files.list_checkpoints(self.folder, self.evals),
+            "differs": run_files.list_changes(self.folder, self.starts),
+            "classes": run_files.read_classification(self.folder),
+            "samples": self._list_samples(),
+            "commands": self._list_commands(),
+        }
+
     def describe_state(self) -> dict[str, str]:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
         state, step = self.brief.state, self.brief.step
         name = f"Run {escape_controls(self.brief.name)}"
-        duration, numbers = headline.format_span(self.timeline.wall_s), self._describe_numbers()
+        duration, numbers = headline.format_span(self.timeline.wall_s), self.describe_results()
         at_step = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
         if state == run_files.KILLED:
@@ -161,137 +355,6 @@ class RunReport:
             f"Python code, the others {slow.usual / 10:.1f} %."
         )
 
-    def _describe_numbers(self) -> str:
-        """Return `: accuracy 98.6 %, eval/loss 0.057; 2 kills cost 35 s`, as far as known."""
-        results = ", ".join(f"{name} {value}" for name, value in self._list_results())
-        restarts = headline.describe_restarts(self.timeline)
-        text = f": {results}" if results else ""
-        return text + (f"; {restarts}" if restarts else "")
-
-    def _list_results(self) -> list[tuple[str, str]]:
-        metric, _ = run_files.best_metric(self.brief.folder)
-        return headline.list_results(self.named_curves(), metric)
-
-    def to_json(self, max_points: int = curves.MAX_PAGE_POINTS) -> dict[str, Any]:
-        """Return the data of the page, whose texts are untrusted.
-
-        All curves together have at most `max_points` points, unless there are very many curves.
-        """
-        shown_curves = {name: curve for name, curve in self.named_curves().items() if curve.points}
-        limit = max(curves.MIN_CURVE_POINTS, max_points // max(1, len(shown_curves)))
-        brief, summary, seconds = self.brief, self.summary, self.timeline.seconds_by_cause
-        wall_s = self.timeline.wall_s
-        notes = () if summary is None else summary.notes[-20:]
-        numbers = TimedNumbers(**(brief.run_numbers() | {"goodput": None}), seconds=seconds)
-        facts = list(numbers.describe_numbers())
-        if memory := headline.describe_memory(self.metrics.curves):
-            facts.append(("most memory", memory))
-        cards = self._list_results()
-        if speed := headline.describe_speed(self.metrics.curves):
-            cards.append(("Speed", speed))
-        return {
-            "name": escape_controls(brief.name),
-            "sentence": self.describe_state(),
-            "step": brief.step,
-            "steps": self.total_steps(),
-            "left_s": self.remaining_s(),
-            "goodput": numbers.goodput,
-            "cards": cards,
-            "facts": [
-                (label, text)
-                for label, text in facts
-                # The cards have the metrics, each with its name.
-                if not (cards and label == "metrics")
-            ],
-            "seconds": {cause: round(spent, 3) for cause, spent in seconds.items()},
-            "wall_s": round(wall_s, 3),
-            "began": brief.began_at,
-            "at": brief.updated_at,
-            "owner": brief.owner,
-            "restarts": brief.restart_count,
-            "saved": brief.committed,
-            "notes": [escape_controls(note)[:_MESSAGE_CHARS] for note in notes],
-            "strip": [
-                [round(begin, 3), round(end, 3), cause]
-                for begin, end, cause in self.timeline.segments
-            ],
-            "attempts": [_attempt_row(attempt) for attempt in self.timeline.attempts],
-            "starts": [
-                {
-                    "number": start.start,
-                    "at": self._axis_seconds(start.started),
-                    "started": start.started,
-                    "code": start.code,
-                    "first_step": start.first_step,
-                    "last_step": start.last_step,
-                    "refusal": escape_controls(start.refusal)[:_MESSAGE_CHARS],
-                }
-                for start in self.starts
-            ],
-            "marks": self._list_marks(),
-            "curves": {
-                escape_controls(name): self._curve_points(curve.reduce_points(limit))
-                for name, curve in shown_curves.items()
-            },
-            "drawn": [
-                escape_controls(name) for name in shown_curves if headline.is_shown_curve(name)
-            ],
-            "heat": rank_phases(self.ranks, self.timeline),
-            "ranks": self._list_ranks(),
-            "checkpoints": run_files.list_checkpoints(brief.folder, self.evals),
-            "differs": run_files.list_changes(brief.folder, self.starts),
-            "job": run_files.job_text(brief.folder),
-            "classes": run_files.read_classification(brief.folder),
-            "samples": self._list_samples(),
-            "commands": self._list_commands(),
-        }
-
-    def total_steps(self) -> int | None:
-        """Return the total steps of the job, as given or computed from the epochs so far."""
-        if self.brief.steps is not None:
-            return self.brief.steps
-        if self.brief.state == "done":
-            return self.brief.step
-        epochs = run_files.job_value(self.brief.folder, "train", "epochs")
-        epoch_curve = self.metrics.curves.get("epoch")
-        if type(epochs) not in (int, float) or epoch_curve is None:
-            return None
-        step, _, epoch = epoch_curve.points[-1]
-        return math.floor(epochs * step / epoch + 1e-6) if epoch > 0 else None
-
-    def remaining_s(self) -> float | None:
-        """Return the seconds that the run still needs, or None if they are unknown."""
-        steps, step = self.total_steps(), self.brief.step
-        if self.brief.state != "running" or steps is None or step is None:
-            return None
-        job = run_files.read_job(self.brief.folder)
-        return estimate_remaining_s(self.metrics, job, step, steps)
-
-    def _curve_points(self, points: Sequence[Point]) -> list[list[float | None]]:
-        """Return steps, seconds on the axis, and values."""
-        steps, times, values = zip(*points, strict=True)
-        return [
-            [int(step) for step in steps],
-            [None if math.isnan(time) else self._axis_seconds(time) for time in times],
-            [float(f"{value:.6g}") for value in values],
-        ]
-
-    def _axis_seconds(self, time: float) -> float:
-        return round(self.timeline.axis_position(time), 3)
-
-    def _list_marks(self) -> list[list[Any]]:
-        evals = next(iter(self.evals.curves.values()), Curve())
-        points_by_kind = {
-            "eval": evals.reduce_points(run_files.MAX_MARKS),
-            "save": self.metrics.pauses["save_s"].points,
-        }
-        return [
-            [self._axis_seconds(time), kind, int(step)]
-            for kind, points in points_by_kind.items()
-            for step, time, _ in points
-            if not math.isnan(time)
-        ]
-
     def _list_ranks(self) -> list[dict[str, Any]]:
         """Return the end of each rank's log and its stack after a hang, the failed rank first."""
         stacks = {} if self.summary is None else dict(self.summary.stacks)
@@ -301,7 +364,7 @@ class RunReport:
         ranks = list(dict.fromkeys([*first_ranks, *sorted(stacks), *range(MAX_RANKS)]))[:MAX_RANKS]
         newest_start = newest_effective_start(self.starts)
         start = 1 if newest_start is None else newest_start.start
-        tails = dict(RunFolder(self.brief.folder).read_log_tails(start, ranks))
+        tails = dict(RunFolder(self.folder).read_log_tails(start, ranks))
         return [
             {
                 "rank": rank,
@@ -315,7 +378,7 @@ class RunReport:
 
     def _list_samples(self) -> list[dict[str, Any]]:
         """Return the samples that the model generated or the program reported, by step."""
-        folder = self.brief.folder
+        folder = self.folder
         rows = run_files.read_samples(folder / layout.SAMPLES, MAX_SAMPLES)
         samples_by_step = dict[int, list[Any]]()
         for row in rows + run_files.read_reports(folder, MAX_SAMPLES):
@@ -326,7 +389,7 @@ class RunReport:
         return [{"step": step, "samples": rows} for step, rows in sorted(samples_by_step.items())]
 
     def _list_commands(self) -> list[list[str]]:
-        folder = run_files.quote_folder(self.brief.folder)
+        folder = run_files.quote_folder(self.folder)
         commands = [["Say why it is where it is", f"launcher explain {folder}"]]
         commands.append(["Read a rank's log", f"launcher logs {folder} --rank 0 --tail 100"])
         if self.brief.state != "done":
@@ -336,7 +399,7 @@ class RunReport:
             commands.append([action, resume])
         if self.metrics.curves:
             commands.append(["Compare it with another run", f"launcher compare {folder} OTHER"])
-        if (place := layout.read_tracker_place(self.brief.folder)) is not None:
+        if (place := layout.read_tracker_place(self.folder)) is not None:
             is_url = place[0] == "url"
             commands.append(["Its page at the tracker" if is_url else "Its tracker", place[1]])
         return [[name, escape_controls(text)] for name, text in commands]

@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxlaunch import contract, regular_files, samples
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.report.curves import Curve, Intervals
+from jaxlaunch.launcher.report.curves import MAX_POINTS, Curve, Intervals
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.records.run_numbers import RunNumbers
@@ -59,15 +59,57 @@ Checks = Mapping[str, Callable[[Any], Any]]
 # --- numbers over the steps -----------------------------------------------------------------------
 
 
-class CurveFile:
-    """Curves of one file of JSON lines by name, reduced to what a screen can show."""
+class CurveTable:
+    """Curves of one table of numbers by name, reduced to what a screen can show."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
         self.curves: dict[str, Curve] = {}
+        self._max_points = max_points
         self.intervals = Intervals()
         # The seconds of evaluations and saves, in the intervals that have one.
         self.pauses = _make_pauses()
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add the numbers of a row, which has a step and, if it is known, a time."""
+        step, time = row.get(STEP), row.get(TIME, math.nan)
+        if type(step) is not int or not 0 <= step < 2**53:
+            return
+        if type(time) not in (int, float) or not math.isfinite(time):
+            time = math.nan
+        time = float(time)
+        for name, value in row.items():
+            is_number = type(value) in (int, float) and abs(value) < MAX_VALUE
+            has_room = len(self.curves) < MAX_CURVES and len(name) <= MAX_NAME_CHARS
+            if is_number and name not in (STEP, TIME) and (has_room or name in self.curves):
+                if (curve := self.curves.get(name)) is None:
+                    curve = self.curves[name] = Curve(limit=self._max_points)
+                curve.add_item((step, time, value))
+                if value > 0 and name in self.pauses:
+                    self.pauses[name].add_item((step, time, value))
+        self._add_interval(row, step, time)
+
+    def drop_from(self, step: int) -> None:
+        """Drop the rows of `step` and of later steps, which a resumed attempt repeats."""
+        self.intervals.drop_from(step)
+        for curve in (*self.curves.values(), *self.pauses.values()):
+            curve.drop_from(step)
+        self.curves = {name: curve for name, curve in self.curves.items() if curve.points}
+
+    def _add_interval(self, row: Mapping[str, Any], step: int, time: float) -> None:
+        values = [row.get(name) for name in ("wall_s", "data_s", "eval_s", "save_s")]
+        wall_s, *spent = (value if type(value) is float else 0.0 for value in values)
+        is_valid = all(0 <= seconds < 1e9 for seconds in (wall_s, *spent))
+        if wall_s > 0 and not math.isnan(time) and is_valid:
+            seconds = dict(zip(("data", "eval", "save"), spent, strict=True))
+            self.intervals.add_item((step, time, wall_s, seconds))
+
+
+class CurveFile(CurveTable):
+    """Curves of one file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
         # Device and inode. A resumed run writes a new file.
         self._file_id: tuple[int, int] | None = None
         # The offset of the last complete line. A later row of its step replaces it.
@@ -98,31 +140,10 @@ class CurveFile:
     def _add_line(self, line: bytes) -> None:
         try:
             row = json.loads(line)
-            step = row[STEP]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, RecursionError):
             return
-        if type(step) is not int or not 0 <= step < 2**53:
-            return
-        time = row.get(TIME)
-        time = float(time) if type(time) in (int, float) and math.isfinite(time) else math.nan
-        for name, value in row.items():
-            is_number = type(value) in (int, float) and abs(value) < MAX_VALUE
-            has_room = len(self.curves) < MAX_CURVES and len(name) <= MAX_NAME_CHARS
-            if is_number and name not in (STEP, TIME) and (has_room or name in self.curves):
-                if (curve := self.curves.get(name)) is None:
-                    curve = self.curves[name] = Curve()
-                curve.add_item((step, time, value))
-                if value > 0 and name in self.pauses:
-                    self.pauses[name].add_item((step, time, value))
-        self._add_interval(row, step, time)
-
-    def _add_interval(self, row: Mapping[str, Any], step: int, time: float) -> None:
-        values = [row.get(name) for name in ("wall_s", "data_s", "eval_s", "save_s")]
-        wall_s, *spent = (value if type(value) is float else 0.0 for value in values)
-        is_valid = all(0 <= seconds < 1e9 for seconds in (wall_s, *spent))
-        if wall_s > 0 and not math.isnan(time) and is_valid:
-            seconds = dict(zip(("data", "eval", "save"), spent, strict=True))
-            self.intervals.add_item((step, time, wall_s, seconds))
+        if isinstance(row, dict):
+            self.add_row(row)
 
 
 def _make_pauses() -> dict[str, Curve]:
@@ -169,7 +190,7 @@ def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def list_checkpoints(folder: Path, evals: CurveFile) -> list[dict[str, Any]]:
+def list_checkpoints(folder: Path, evals: CurveTable) -> list[dict[str, Any]]:
     """Return the steps in the run folder, the newest first. `verified` steps have a manifest."""
     checkpoints = folder / layout.CHECKPOINTS
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -182,7 +203,7 @@ def list_checkpoints(folder: Path, evals: CurveFile) -> list[dict[str, Any]]:
         steps = sorted(numbers, reverse=True)[:_MAX_STEPS]
     finally:
         os.close(descriptor)
-    metric, mode = best_metric(folder)
+    metric, mode = best_metric(read_job(folder))
     curve = evals.curves.get((metric or "").removeprefix("eval/"), Curve())
     points = [point for point in curve.points if int(point[0]) in steps and math.isfinite(point[2])]
     best = (max if mode == "max" else min)(points, key=lambda point: point[2], default=None)
@@ -326,25 +347,25 @@ def read_job(folder: Path) -> dict[str, Any]:
     return job if isinstance(job, dict) else {}
 
 
-def job_value(folder: Path, *keys: str) -> Any:
-    """Return the value of a key of a run's job, or None if the job does not have it."""
-    value: Any = read_job(folder)
+def find_value(job: Mapping[str, Any], *keys: str) -> Any:
+    """Return the value of a key of a job, or None if the job does not have it."""
+    value: Any = job
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def best_metric(folder: Path) -> tuple[str | None, str]:
+def best_metric(job: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the metric of the job's best step, or None, and its mode: `max` or `min`."""
-    best = job_value(folder, "train", "checkpoint", "best")
+    best = find_value(job, "train", "checkpoint", "best")
     if not isinstance(best, dict):
         return None, "min"
     return str(best.get("metric", "eval/loss")), str(best.get("mode", "min"))
 
 
-def job_batch(folder: Path) -> int | None:
+def job_batch(job: Mapping[str, Any]) -> int | None:
     """Return the batch size of the job, or None if it has none."""
-    batch = job_value(folder, "train", "batch")
+    batch = find_value(job, "train", "batch")
     return batch if type(batch) is int else None
 
 
@@ -354,18 +375,18 @@ def quote_folder(folder: Path) -> str:
     return shlex.quote(str(folder.relative_to(Path.cwd()) if is_below else folder))
 
 
-def job_text(folder: Path) -> str:
-    """Return the job of a run as YAML, without the values of its environment."""
-    job = read_job(folder)
+def job_text(job: Mapping[str, Any]) -> str:
+    """Return a job as YAML, without the values of its environment."""
+    shown_job = dict(job)
     for block in _PRIVATE_BLOCKS:
-        if isinstance(job.get(block), dict):
-            job[block] = dict.fromkeys(job[block], "…")
-    return escape_controls(writer.render_document(job)) if job else ""
+        if isinstance(shown_job.get(block), dict):
+            shown_job[block] = dict.fromkeys(shown_job[block], "…")
+    return escape_controls(writer.render_document(shown_job)) if shown_job else ""
 
 
-def compare_jobs(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
+def compare_jobs(jobs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return the keys whose values differ between jobs, with the value of each job."""
-    return differing_rows([dict(_flatten_job(read_job(folder))) for folder in folders])
+    return differing_rows([dict(_flatten_job(job)) for job in jobs])
 
 
 def differing_rows(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
@@ -436,7 +457,6 @@ class RunBrief(RunNumbers):
     """State and numbers of a run, for a row of a table."""
 
     name: str
-    folder: Path
     # A value of Summary.status, or KILLED.
     state: str
     # The message of the verdict, or "" while the run continues.
@@ -455,7 +475,7 @@ def read_brief(folder: Path) -> RunBrief:
     summary, owner = RunFolder(folder).read_summary_row(), layout.owner_name(folder) or ""
     is_running = _is_running(folder)
     if summary is None:
-        return RunBrief(folder.name, folder, "running" if is_running else "unknown", owner=owner)
+        return RunBrief(folder.name, "running" if is_running else "unknown", owner=owner)
     progress, verdict = summary.of, summary.verdict
     began_at = None if progress is None else progress.started
     if summary.starts:
@@ -467,7 +487,6 @@ def read_brief(folder: Path) -> RunBrief:
         )
     return RunBrief(
         name=folder.name,
-        folder=folder,
         state=KILLED if verdict is None and not is_running else summary.status,
         message="" if verdict is None else verdict.message,
         code=None if verdict is None else verdict.code,

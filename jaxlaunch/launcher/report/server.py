@@ -8,6 +8,8 @@ or a header may contain a token.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import http.server
 import math
@@ -18,15 +20,16 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.report import compare, page, sweep_page
+from jaxlaunch.launcher.report.cluster_jobs import JobPages
 from jaxlaunch.launcher.report.run import RunReader, RunReport
-from jaxlaunch.launcher.report.run_files import CurveFile, read_brief
+from jaxlaunch.launcher.report.run_files import CurveFile, read_brief, read_job
 from jaxlaunch.launcher.report.sweep_page import SweepRecord
 from jaxlaunch.launcher.wording import escape_controls, os_error_reason
 from jaxlaunch.records.run_numbers import RunNumbers
@@ -38,6 +41,8 @@ LOOPBACK = "127.0.0.1"
 RUN_PERIOD_S = 1.0
 # Seconds between two reads of all runs.
 LIST_PERIOD_S = 2.0
+# Seconds between two reads of a job on a cluster.
+JOB_PERIOD_S = 5.0
 # An idle stream sends a comment after this time. The write fails if the client has gone.
 KEEPALIVE_S = 15.0
 MAX_COMPARED = 8
@@ -56,8 +61,6 @@ _HEADERS = {
 }
 
 Headers = Sequence[tuple[str, str]]
-# Returns the rows of a cluster's jobs, and what could not be read.
-JobsReader = Callable[[], tuple[list[dict[str, Any]], list[str]]]
 
 
 class PageServer(http.server.ThreadingHTTPServer):
@@ -184,14 +187,29 @@ def table_row(numbers: RunNumbers, *, name: str, why: str, **fields: Any) -> dic
     return {"step": numbers.step, "goodput": numbers.goodput, **texts, **fields}
 
 
+def link_row(row: Mapping[str, Any], home: str) -> dict[str, Any]:
+    """Return a row whose page, if it has one, has an address below `home`."""
+    return {**row, "page": f"{home}{row['page']}" if row["page"] else ""}
+
+
+def link_sweep(data: Mapping[str, Any], home: str) -> dict[str, Any]:
+    """Return the data of a sweep's page with the addresses of its runs."""
+    runs = [{**run, "page": run["page"] and f"{home}{run['page']}"} for run in data["runs"]]
+    return {**data, "runs": runs}
+
+
 class RunCatalog:
-    """The runs below a folder, and the jobs that `read_jobs` reads from a cluster.
+    """The runs below a folder, and the jobs of namespaces of a cluster.
 
     Runs, sweeps and jobs are read again when the table is older than LIST_PERIOD_S.
     """
 
-    def __init__(self, folder: Path | None, read_jobs: JobsReader | None) -> None:
-        self._folder, self._read_jobs = folder, read_jobs
+    def __init__(
+        self, folder: Path | None, jobs: JobPages | None = None, namespaces: Sequence[str] = ()
+    ) -> None:
+        self._folder = folder
+        # Namespaces, each with the jobs of its cluster.
+        self._jobs = {} if jobs is None else dict.fromkeys(namespaces, jobs)
         self._lock = threading.Lock()
         self._table: tuple[float, dict[str, Path], dict[str, Any]] | None = None
         # Sweeps by their ids.
@@ -212,19 +230,26 @@ class RunCatalog:
         sweeps, runs = self._find_folders()
         for path in runs:
             paths[_folder_id(path)] = path
-            rows.append({**self._read_row(path, None), "id": _folder_id(path)})
+            rows.append({**self._read_row(path, None), **_link_run(path)})
         self._sweeps = {_folder_id(path): sweep_page.read_sweep(path) for path in sweeps}
         for sweep_id, sweep in self._sweeps.items():
             name = escape_controls(sweep.folder.name)
-            groups.append({"id": sweep_id, "name": name, "is_max": sweep.is_higher_better})
+            group = {"id": sweep_id, "name": name, "is_max": sweep.is_higher_better}
+            groups.append({**group, "page": f"sweep/{sweep_id}"})
             for path in layout.find_own_runs(sweep.folder):
                 paths[_folder_id(path)] = path
                 row = {"group": sweep_id, "changes": sweep.changes.get(path.name, {})}
-                rows.append({**self._read_row(path, sweep.metric), **row, "id": _folder_id(path)})
+                rows.append({**self._read_row(path, sweep.metric), **row, **_link_run(path)})
         unread = list[str]()
-        if self._read_jobs is not None:
-            jobs, unread = self._read_jobs()
-            rows += jobs
+        for namespace, jobs in self._jobs.items():
+            try:
+                job_table = jobs.read_table(namespace)
+            except ClusterError as error:
+                unread.append(str(error))
+                continue
+            rows += job_table.rows
+            groups += job_table.groups
+            unread += job_table.unread
         table = {
             "runs": rows,
             "groups": groups,
@@ -248,8 +273,23 @@ class RunCatalog:
             sweep = self._sweeps.get(sweep_id)
         if sweep is None:
             return None
-        pages = {run: f"{home}run/{_folder_id(sweep.folder / run)}" for run in sweep.changes}
-        return sweep_page.read_page(sweep.folder, pages)
+        pages = {run: f"run/{_folder_id(sweep.folder / run)}" for run in sweep.changes}
+        return link_sweep(sweep_page.read_page(sweep.folder, pages), home)
+
+    def read_job_page(
+        self, kind: str, namespace: str, name: str, home: str
+    ) -> dict[str, Any] | None:
+        """Return the data of the page of a job or a sweep on the cluster, or None.
+
+        Raises ClusterError if it cannot be read.
+        """
+        if (jobs := self._jobs.get(namespace)) is None:
+            return None
+        if kind == "sweep":
+            data = jobs.read_sweep(namespace, name)
+            return None if data is None else link_sweep(data, home)
+        report = jobs.read_job(namespace, name)
+        return None if report is None else report.to_json()
 
     def _read_row(self, path: Path, metric: str | None) -> dict[str, Any]:
         """Return the row of a run, read again if its files have changed or it may have ended."""
@@ -304,7 +344,7 @@ class MetricCatalog:
         metrics, evals = self._files.pop(path)
         metrics.read_new_rows()
         evals.read_new_rows()
-        chosen = sweep_page.find_metric(metrics, evals, path, metric)
+        chosen = sweep_page.find_metric(metrics, evals, read_job(path), metric)
         if is_running and len(self._files) < MAX_READERS:
             self._files[path] = metrics, evals
             if chosen is not None:
@@ -317,6 +357,10 @@ class MetricCatalog:
 def _folder_id(path: Path) -> str:
     """Return the id of a folder in URLs: a digest, because its name may have any character."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
+
+
+def _link_run(path: Path) -> dict[str, str]:
+    return {"id": _folder_id(path), "page": f"run/{_folder_id(path)}"}
 
 
 def _file_stamp(path: Path) -> tuple[int, int]:
@@ -350,7 +394,7 @@ class Handler(PageHandler):
         if (target := self.parse_target()) is None:
             self.send_refusal(HTTPStatus.BAD_REQUEST, "this is not an address")
             return
-        parts, token, runs = target.path.split("/"), self.server.token, self.server.runs
+        parts, token = target.path.split("/"), self.server.token
         is_ours = (
             self._is_ours()
             and len(parts) >= 3
@@ -366,26 +410,70 @@ class Handler(PageHandler):
                 self.send_page(page.render_page("runs", "Runs", self._make_table() | links))
             case ["events"]:
                 self.stream_events(self._make_table, LIST_PERIOD_S, math.inf)
-            case ["run", run_id] if (run := runs.read_report(run_id)) is not None:
-                links = {"home": f"/{token}/", "events": f"/{token}/run/{run_id}/events"}
-                data = run.to_json() | links
-                self.send_page(page.render_page("run", data["name"], data))
-            case ["run", run_id, "events"] if runs.read_report(run_id) is not None:
-
-                def read_run() -> dict[str, Any] | None:
-                    report = runs.read_report(run_id)
-                    return None if report is None else report.to_json()
-
-                self.stream_events(read_run, RUN_PERIOD_S, math.inf)
-            case ["sweep", sweep_id] if (
-                sweep := runs.read_sweep_page(sweep_id, f"/{token}/")
-            ) is not None:
-                data = {**sweep, "home": f"/{token}/"}
-                self.send_page(page.render_page("sweep", sweep["name"], data))
+            case ["run", run_id, *end]:
+                self._answer_run(run_id, end)
+            case ["sweep", sweep_id] | ["sweep", sweep_id, "events"]:
+                self._answer_sweep(sweep_id, parts[4:])
+            case ["job" | "sweep" as kind, namespace, name, *end]:
+                self._answer_job(kind, namespace, name, end)
             case ["compare"]:
                 self._send_comparison(urllib.parse.parse_qs(target.query).get("run", []))
             case _:
                 self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _answer_run(self, run_id: str, end: Sequence[str]) -> None:
+        """Answer with the page of a run, or with its stream."""
+
+        def read_data() -> dict[str, Any] | None:
+            report = self.server.runs.read_report(run_id)
+            return None if report is None else report.to_json()
+
+        self._answer_page("run", f"run/{run_id}", end, read_data, RUN_PERIOD_S)
+
+    def _answer_sweep(self, sweep_id: str, end: Sequence[str]) -> None:
+        """Answer with the page of a sweep, or with its stream."""
+        home, runs = f"/{self.server.token}/", self.server.runs
+        read_data = functools.partial(runs.read_sweep_page, sweep_id, home)
+        self._answer_page("sweep", f"sweep/{sweep_id}", end, read_data, LIST_PERIOD_S)
+
+    def _answer_page(
+        self,
+        kind: str,
+        path: str,
+        end: Sequence[str],
+        read_data: Callable[[], dict[str, Any] | None],
+        period_s: float,
+    ) -> None:
+        """Answer with a page, or if `end` is "events" with its stream."""
+        try:
+            data = read_data()
+        except ClusterError as error:
+            self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, escape_controls(str(error)))
+            return
+        if data is None or end not in ([], ["events"]):
+            self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+            return
+        if not end:
+            home = f"/{self.server.token}/"
+            links = {"home": home, "events": f"{home}{path}/events"}
+            self.send_page(page.render_page(kind, data["name"], data | links))
+            return
+        unsent = [data]
+
+        def read_next() -> dict[str, Any] | None:
+            # If the cluster does not answer, the stream ends, and the browser connects again.
+            with contextlib.suppress(ClusterError):
+                return unsent.pop() if unsent else read_data()
+            return None
+
+        self.stream_events(read_next, period_s, math.inf)
+
+    def _answer_job(self, kind: str, namespace: str, name: str, end: Sequence[str]) -> None:
+        """Answer with the page of a job or a sweep on the cluster, or with its stream."""
+        home, runs = f"/{self.server.token}/", self.server.runs
+        read_data = functools.partial(runs.read_job_page, kind, namespace, name, home)
+        page_kind, path = "run" if kind == "job" else kind, f"{kind}/{namespace}/{name}"
+        self._answer_page(page_kind, path, end, read_data, JOB_PERIOD_S)
 
     def _send_comparison(self, run_ids: Sequence[str]) -> None:
         reports = dict[str, RunReport]()
@@ -411,7 +499,7 @@ class Handler(PageHandler):
 
     def _make_table(self) -> dict[str, Any]:
         """Return the table of runs, with links to their pages."""
-        table, home = self.server.runs.read_table(), f"/{self.server.token}"
-        rows = [{"page": f"{home}/run/{run['id']}", **run} for run in table["runs"]]
-        groups = [{"page": f"{home}/sweep/{group['id']}", **group} for group in table["groups"]]
+        table, home = self.server.runs.read_table(), f"/{self.server.token}/"
+        rows = [link_row(row, home) for row in table["runs"]]
+        groups = [link_row(group, home) for group in table["groups"]]
         return {**table, "runs": rows, "groups": groups}

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.report import headline, run_files
 from jaxlaunch.launcher.report.curves import Curve
-from jaxlaunch.launcher.report.run_files import CurveFile, RunBrief
+from jaxlaunch.launcher.report.run_files import CurveFile, CurveTable, RunBrief
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.runs import layout
 
 _MAX_BYTES, _MAX_RUNS = 64 << 20, 2000
-_MAX_KEY_CHARS, _MAX_VALUE_CHARS = 120, 200
+MAX_KEY_CHARS, MAX_VALUE_CHARS = 120, 200
 # Points of all curves on the page, and the points that each curve keeps at least.
 _MAX_PAGE_POINTS, _MIN_CURVE_POINTS = 20_000, 50
 # Points of the small curve in a row.
@@ -32,10 +32,6 @@ class SweepRecord:
     metric: str | None
     is_higher_better: bool
     changes: Mapping[str, Mapping[str, str]]
-
-    def list_keys(self) -> list[str]:
-        """Return the swept keys."""
-        return list(dict.fromkeys(key for changes in self.changes.values() for key in changes))
 
 
 def read_sweep(folder: Path) -> SweepRecord:
@@ -62,7 +58,7 @@ def read_sweep(folder: Path) -> SweepRecord:
         if isinstance(overrides, list) and len(changes) < _MAX_RUNS:
             pairs = (str(override).partition("=") for override in overrides)
             changes[run] = {
-                escape_controls(key)[:_MAX_KEY_CHARS]: escape_controls(value)[:_MAX_VALUE_CHARS]
+                escape_controls(key)[:MAX_KEY_CHARS]: escape_controls(value)[:MAX_VALUE_CHARS]
                 for key, _, value in pairs
             }
     return SweepRecord(folder, metric, is_higher_better, changes)
@@ -88,24 +84,27 @@ class RunMetric:
 
 
 def find_metric(
-    metrics: CurveFile, evals: CurveFile, folder: Path, metric: str | None
+    metrics: CurveTable, evals: CurveTable, job: Mapping[str, Any], metric: str | None
 ) -> RunMetric | None:
     """Return `metric` of a run, or its result if it has no such metric, or None."""
     curves = metrics.curves | {f"eval/{name}": curve for name, curve in evals.curves.items()}
     curves = {name: curve for name, curve in curves.items() if curve.points}
     if metric is None or metric not in curves:
-        names = headline.result_names(curves, run_files.best_metric(folder)[0])
+        names = headline.result_names(curves, run_files.best_metric(job)[0])
         metric = names[0] if names else None
     return None if metric is None else RunMetric(metric, curves[metric])
 
 
 def describe_tags(folder: Path) -> str:
     """Return the labels of a run's job, such as `baseline, team=vision`."""
-    labels = run_files.job_value(folder, "labels")
-    if not isinstance(labels, dict):
-        return ""
+    labels = run_files.find_value(run_files.read_job(folder), "labels")
+    return format_labels(labels) if isinstance(labels, dict) else ""
+
+
+def format_labels(labels: Mapping[str, Any]) -> str:
+    """Return labels as text, such as `baseline, team=vision`."""
     texts = (f"{key}={value}" if value else str(key) for key, value in labels.items())
-    return escape_controls(", ".join(texts))[:_MAX_VALUE_CHARS]
+    return escape_controls(", ".join(texts))[:MAX_VALUE_CHARS]
 
 
 def duration_s(brief: RunBrief) -> float | None:
@@ -115,43 +114,76 @@ def duration_s(brief: RunBrief) -> float | None:
     return round(max(0.0, brief.updated_at - brief.began_at), 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class SweepRow:
+    """A run of a sweep, as its page shows it."""
+
+    name: str
+    changes: Mapping[str, str]
+    # The address of the page of the run.
+    page: str | None = None
+    state: str = WAITING
+    why: str = ""
+    step: int | None = None
+    steps: int | None = None
+    duration_s: float | None = None
+    metric: RunMetric | None = None
+
+    def to_json(self, metric: str, max_points: int) -> dict[str, Any]:
+        """Return the row, with the curve of `metric`: another one could not be compared."""
+        row: dict[str, Any] = dataclasses.asdict(dataclasses.replace(self, metric=None))
+        del row["metric"]
+        row |= {"name": escape_controls(self.name), "why": escape_controls(self.why)[:300]}
+        row |= {"value": None, "curve": None}
+        if self.metric is None or self.metric.name != metric:
+            return row
+        points = self.metric.curve.reduce_points(max_points)
+        steps = [int(point[0]) for point in points]
+        values = [float(f"{point[2]:.5g}") for point in points]
+        return row | {"value": float(f"{self.metric.value:.6g}"), "curve": [steps, values]}
+
+
 def read_page(folder: Path, pages: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the data of the page, the best run first. `pages` has the addresses of their pages."""
     sweep = read_sweep(folder)
-    limit = max(_MIN_CURVE_POINTS, _MAX_PAGE_POINTS // max(1, len(sweep.changes)))
-    rows = [_read_row(sweep, name, limit, (pages or {}).get(name)) for name in sweep.changes]
-    sign = -1 if sweep.is_higher_better else 1
+    rows = [_read_row(sweep, name, (pages or {}).get(name)) for name in sweep.changes]
+    metric = sweep.metric or next((row.metric.name for row in rows if row.metric), "loss")
+    return make_page(folder.name, metric, sweep.is_higher_better, rows)
+
+
+def make_page(
+    name: str, metric: str, is_higher_better: bool, runs: Sequence[SweepRow]
+) -> dict[str, Any]:
+    """Return the data of a sweep's page, the best run first."""
+    limit = max(_MIN_CURVE_POINTS, _MAX_PAGE_POINTS // max(1, len(runs)))
+    rows = [run.to_json(metric, limit) for run in runs]
+    sign = -1 if is_higher_better else 1
     rows.sort(key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0)))
     return {
-        "name": escape_controls(folder.name),
-        "metric": escape_controls(sweep.metric or "loss"),
-        "mode": "max" if sweep.is_higher_better else "min",
-        "keys": sweep.list_keys(),
+        "name": escape_controls(name),
+        "metric": escape_controls(metric),
+        "mode": "max" if is_higher_better else "min",
+        "keys": list(dict.fromkeys(key for run in runs for key in run.changes)),
         "runs": rows,
     }
 
 
-def _read_row(sweep: SweepRecord, name: str, limit: int, page: str | None) -> dict[str, Any]:
-    """Return the row of a run, whose curve has at most `limit` points."""
+def _read_row(sweep: SweepRecord, name: str, page: str | None) -> SweepRow:
     path = sweep.folder / name
-    row: dict[str, Any] = {"name": escape_controls(name), "changes": sweep.changes[name]}
-    row |= {"state": WAITING, "why": "", "step": None, "steps": None, "duration_s": None}
-    row |= {"value": None, "curve": None, "page": None}
     if not layout.is_run(path) or path.is_symlink():
-        return row
+        return SweepRow(name, sweep.changes[name])
     brief = run_files.read_brief(path)
-    row |= {"page": page, "state": brief.state, "why": escape_controls(brief.message)[:300]}
-    row |= {"step": brief.step, "steps": brief.steps, "duration_s": duration_s(brief)}
     metrics, evals = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
     metrics.read_new_rows()
     evals.read_new_rows()
-    metric = find_metric(metrics, evals, path, sweep.metric)
-    # Another metric could not be compared.
-    if metric is not None and metric.name == (sweep.metric or metric.name):
-        points = metric.curve.reduce_points(limit)
-        row["value"] = float(f"{metric.value:.6g}")
-        row["curve"] = [
-            [int(point[0]) for point in points],
-            [float(f"{point[2]:.5g}") for point in points],
-        ]
-    return row
+    return SweepRow(
+        name,
+        sweep.changes[name],
+        page=page,
+        state=brief.state,
+        why=brief.message,
+        step=brief.step,
+        steps=brief.steps,
+        duration_s=duration_s(brief),
+        metric=find_metric(metrics, evals, run_files.read_job(path), sweep.metric),
+    )

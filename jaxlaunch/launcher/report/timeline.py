@@ -208,12 +208,15 @@ def _join_pieces(pieces: Iterable[Piece], begin: float) -> list[Segment]:
     return segments
 
 
-def rank_phases(history: RankHistory, timeline: Timeline) -> dict[str, Any] | None:
+def rank_phases(
+    history: RankHistory, timeline: Timeline, *, has_lag: bool = True
+) -> dict[str, Any] | None:
     """Return the phases of the ranks over time, or None for a single rank.
 
     Each of the `columns` is a sample [from, to, letters, lags], encoded as in the history. The
     letters are the phases of the ranks, and the lags are the steps by which each rank is behind the
-    foremost. A sample stands for the time since the one before it, or for one period after a gap.
+    foremost, if `has_lag`. A sample stands for the time since the one before it, or for one period
+    after a gap.
     """
     ranks = max((len(rank_history.decode_letters(column)) for column in history.columns), default=0)
     if ranks < 2:
@@ -243,6 +246,7 @@ def rank_phases(history: RankHistory, timeline: Timeline) -> dict[str, Any] | No
         "columns": columns,
         "hangs": hangs,
         "slow": [slow._asdict() for slow in history.list_slow_ranks()],
+        "has_lag": has_lag,
         "has_own": any(column.own for column in history.columns),
     }
 

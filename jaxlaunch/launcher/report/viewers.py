@@ -1,15 +1,17 @@
-"""Server of the dashboard in a cluster: a table of the jobs that the viewer may see.
+"""Server of the dashboard in a cluster: the table and the pages of jobs that the viewer may see.
 
 The server has no rights of its own. It answers a viewer with requests to the API server that carry
-the viewer's own token, and keeps no answer for later requests or other viewers. A viewer who may
-list no jobs therefore sees none. The token comes in the header Authorization, or in a cookie after
-a sign-in. The cookie holds the token encrypted with a key that exists only in this process, because
-a browser sends it to every port of `localhost`. Input of a viewer is forwarded only in the header
-Authorization, is never stored or logged, and is not repeated on any page.
+the viewer's own token, and keeps no answer longer than the request or the stream for which it was
+read. A viewer who may list no jobs therefore sees none. The token comes in the header
+Authorization, or in a cookie after a sign-in. The cookie holds the token encrypted with a key that
+exists only in this process, because a browser sends it to every port of `localhost`. Input of a
+viewer is forwarded only in the header Authorization and, for the names of a namespace and a job, in
+the path of a request; it is never stored or logged.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 import itertools
 import re
@@ -24,7 +26,14 @@ from cryptography.fernet import Fernet, InvalidToken
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.report import page
-from jaxlaunch.launcher.report.server import TEXT, PageHandler, PageServer
+from jaxlaunch.launcher.report.cluster_jobs import JobPages
+from jaxlaunch.launcher.report.server import (
+    TEXT,
+    PageHandler,
+    PageServer,
+    link_row,
+    link_sweep,
+)
 from jaxlaunch.launcher.wording import escape_controls
 
 # Seconds between two reads of all jobs for one viewer.
@@ -49,6 +58,9 @@ _HOST = re.compile(
     r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE
 )
 
+# Names of namespaces, of JobSets and of sweeps, which are values of labels.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
 # Tokens of cloud providers have up to four thousand characters.
 MAX_TOKEN_CHARS = 16 * 1024
 # The longest token that fits into a cookie after encryption.
@@ -62,10 +74,14 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 NOT_ACCEPTED = (
     "The cluster does not accept this token: it is wrong or has expired. Sign in with a new one."
 )
+NO_ANSWER = "The API server does not answer; try again later."
+NO_PAGE = "You may not read jobs in this namespace, or this dashboard does not show it."
 NO_RIGHTS = (
     "You may not list jobs in any namespace that this dashboard shows. Ask an administrator for "
     "the rights of a viewer (rbac.viewers of the chart)."
 )
+# The answers that another token may change.
+_FORM_STATUSES = (HTTPStatus.OK, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _FORM = (
     '<form method="post" action="/sign-in" class="controls">',
     '<label>Token <input type="password" name="token" autocomplete="off" required '
@@ -78,9 +94,8 @@ _FORM = (
     "hours.</p>",
 )
 
-# Maps a token and a namespace to the rows of its jobs, and what could not be read. Raises
-# ClusterError.
-JobsReader = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
+# Returns the jobs of the cluster as the owner of a token may see them.
+OpenJobs = Callable[[str], JobPages]
 
 
 class Refusal(NamedTuple):
@@ -152,6 +167,13 @@ def _set_cookie(value: str, *, is_secure: bool) -> str:
     return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict" + "; Secure" * is_secure
 
 
+def _is_page(parts: Sequence[str]) -> bool:
+    """Return whether a path has the form of the page of a job or a sweep."""
+    if len(parts) != 3 or parts[0] not in ("job", "sweep"):
+        return False
+    return all(_NAME.fullmatch(name) for name in parts[1:])
+
+
 class Server(PageServer):
     """Server of the jobs of `namespaces`, for requests to one of the host names `hosts`.
 
@@ -159,9 +181,9 @@ class Server(PageServer):
     """
 
     def __init__(
-        self, read_jobs: JobsReader, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
+        self, open_jobs: OpenJobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
     ) -> None:
-        self._read_jobs, self._namespaces = read_jobs, namespaces
+        self.open_jobs, self._namespaces = open_jobs, namespaces
         self.hosts = OWN_HOSTS | {host.lower() for host in hosts}
         self.cookies = Cookies()
         self._reads = threading.BoundedSemaphore(MAX_READS)
@@ -190,13 +212,14 @@ class Server(PageServer):
         finally:
             self._connections.release()
 
-    def read_table(self, token: str) -> dict[str, Any] | Refusal:
-        """Return the rows of the jobs that the token may list, and what could not be read."""
-        rows, unread, hidden, failed = list[dict[str, Any]](), list[str](), 0, 0
+    def read_table(self, jobs: JobPages) -> dict[str, Any] | Refusal:
+        """Return the rows of the jobs that a viewer may list, and what could not be read."""
+        rows, groups = list[dict[str, Any]](), list[dict[str, Any]]()
+        unread, hidden, failed = list[str](), 0, 0
         for namespace in self._namespaces:
             try:
                 with self._reads:
-                    jobs, notes = self._read_jobs(token, namespace)
+                    table = jobs.read_table(namespace)
             except ApiError as error:
                 if error.status == HTTPStatus.UNAUTHORIZED:
                     return Refusal(HTTPStatus.UNAUTHORIZED, NOT_ACCEPTED)
@@ -207,11 +230,11 @@ class Server(PageServer):
                 subject = f"The jobs of namespace {namespace}"
                 unread.append(f"{subject} could not be read: {error.message}")
             except ClusterError:
-                sentence = "The API server does not answer; try again later."
-                return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
+                return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, NO_ANSWER)
             else:
-                rows += jobs
-                unread += notes
+                rows += table.rows
+                groups += table.groups
+                unread += table.unread
         if hidden == len(self._namespaces):
             return Refusal(HTTPStatus.FORBIDDEN, NO_RIGHTS)
         # No namespace has accepted the token, so it may be invalid.
@@ -221,7 +244,42 @@ class Server(PageServer):
         if hidden:
             count = f"{hidden} of {len(self._namespaces)} namespaces"
             unread.append(f"{count} are left out: you may not list jobs there.")
-        return {"runs": rows, "unread": [escape_controls(text) for text in unread]}
+        return {
+            "runs": [link_row(row, "/") for row in rows],
+            "groups": [link_row(group, "/") for group in groups],
+            "unread": [escape_controls(text) for text in unread],
+        }
+
+    def read_page(
+        self, jobs: JobPages, kind: str, namespace: str, name: str
+    ) -> dict[str, Any] | Refusal:
+        """Return the data of the page of a job or a sweep, or why the viewer does not see it.
+
+        The answer is the same for a namespace that this dashboard does not show and for one in
+        which the viewer may not read jobs.
+        """
+        if namespace not in self._namespaces:
+            return Refusal(HTTPStatus.FORBIDDEN, NO_PAGE)
+        try:
+            with self._reads:
+                if kind == "sweep":
+                    data = jobs.read_sweep(namespace, name)
+                else:
+                    report = jobs.read_job(namespace, name)
+                    data = None if report is None else report.to_json()
+        except ApiError as error:
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                return Refusal(HTTPStatus.UNAUTHORIZED, NOT_ACCEPTED)
+            if error.status == HTTPStatus.FORBIDDEN:
+                return Refusal(HTTPStatus.FORBIDDEN, NO_PAGE)
+            sentence = f"The {kind} could not be read: {escape_controls(error.message)}"
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
+        except ClusterError:
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, NO_ANSWER)
+        if data is None:
+            sentence = f"Namespace {namespace} has no {kind} of this name."
+            return Refusal(HTTPStatus.NOT_FOUND, sentence)
+        return link_sweep(data, "/") if kind == "sweep" else data
 
 
 class Handler(PageHandler):
@@ -240,31 +298,52 @@ class Handler(PageHandler):
         if (path := self._request_path()) == "/healthz":
             self.send_answer(HTTPStatus.OK, TEXT, b"ok\n")
             return
-        if not self._is_ours(may_link_here=path == "/"):
+        parts = path.split("/")[1:]
+        if not self._is_ours(may_link_here=path == "/" or _is_page(parts)):
             self._send_wrong_host()
             return
-        match path:
-            case "/":
-                if isinstance(table := self._read_table(), Refusal):
-                    self._send_sign_in(
-                        table, deletes_cookie=table.status == HTTPStatus.UNAUTHORIZED
-                    )
-                    return
-                sign_out = "" if self._has_token_header() else "/sign-out"
-                links = {"events": "/events", "sign_out": sign_out}
-                self.send_page(page.render_page("runs", "Jobs", {**table, **links}))
-            case "/events":
-                if isinstance(table := self._read_table(), Refusal):
-                    self.send_refusal(*table)
-                    return
-                tables = itertools.chain([table], self._read_tables())
-                self.stream_events(lambda: next(tables, None), LIST_PERIOD_S, MAX_STREAM_S)
-            case "/sign-out":
+        match parts:
+            case [""]:
+                self._send_data("runs", "Jobs", self._read_table)
+            case ["job" | "sweep" as kind, namespace, name] if _is_page(parts):
+                read = functools.partial(self._read_page, kind, namespace, name)
+                self._send_data("run" if kind == "job" else kind, name, read)
+            case ["events"]:
+                self._stream_data(self._read_table)
+            case ["job" | "sweep" as kind, namespace, name, "events"] if _is_page(parts[:3]):
+                self._stream_data(functools.partial(self._read_page, kind, namespace, name))
+            case ["sign-out"]:
                 self._send_sign_in(
                     Refusal(HTTPStatus.OK, "You have signed out."), deletes_cookie=True
                 )
             case _:
                 self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _send_data(
+        self, kind: str, title: str, read: Callable[[JobPages], dict[str, Any] | Refusal]
+    ) -> None:
+        """Answer with a page and its stream, or with the form to sign in."""
+        if isinstance(data := self._read_as_viewer(read), Refusal):
+            self._send_sign_in(data, deletes_cookie=data.status == HTTPStatus.UNAUTHORIZED)
+            return
+        path = self._request_path()
+        links = {"events": f"{path.rstrip('/')}/events"}
+        links["sign_out"] = "" if self._has_token_header() else "/sign-out"
+        if kind != "runs":
+            links["home"] = "/"
+        self.send_page(page.render_page(kind, title, {**data, **links}))
+
+    def _stream_data(self, read: Callable[[JobPages], dict[str, Any] | Refusal]) -> None:
+        """Send the data of a page whenever it has changed, with the newest rights of the token.
+
+        What was read of a job's logs is kept until the stream ends.
+        """
+        jobs = list[JobPages]()
+        if isinstance(first := self._read_as_viewer(read, jobs), Refusal):
+            self.send_refusal(*first)
+            return
+        results = itertools.chain([first], self._read_again(read, jobs))
+        self.stream_events(lambda: next(results, None), LIST_PERIOD_S, MAX_STREAM_S)
 
     def do_POST(self) -> None:
         """Sign in with the token of a form."""
@@ -282,7 +361,7 @@ class Handler(PageHandler):
         except BadTokenError as error:
             self._send_sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
             return
-        if isinstance(table := self.server.read_table(token), Refusal):
+        if isinstance(table := self.server.read_table(self.server.open_jobs(token)), Refusal):
             self._send_sign_in(table)
             return
         self.send_answer(
@@ -310,19 +389,40 @@ class Handler(PageHandler):
         target = self.parse_target()
         return "" if target is None else target.path
 
-    def _read_tables(self) -> Iterator[dict[str, Any]]:
-        while not isinstance(table := self._read_table(), Refusal):
-            yield table
+    def _read_again(
+        self, read: Callable[[JobPages], dict[str, Any] | Refusal], jobs: list[JobPages]
+    ) -> Iterator[dict[str, Any]]:
+        while not isinstance(data := self._read_as_viewer(read, jobs), Refusal):
+            yield data
 
-    def _read_table(self) -> dict[str, Any] | Refusal:
-        """Return the jobs that the token of this request, from header or cookie, may see."""
+    def _read_table(self, jobs: JobPages) -> dict[str, Any] | Refusal:
+        return self.server.read_table(jobs)
+
+    def _read_page(
+        self, kind: str, namespace: str, name: str, jobs: JobPages
+    ) -> dict[str, Any] | Refusal:
+        return self.server.read_page(jobs, kind, namespace, name)
+
+    def _read_as_viewer(
+        self,
+        read: Callable[[JobPages], dict[str, Any] | Refusal],
+        jobs: list[JobPages] | None = None,
+    ) -> dict[str, Any] | Refusal:
+        """Return what the token of this request, from header or cookie, may see.
+
+        `jobs` has the jobs as the viewer of a stream sees them, after the first read.
+        """
+        opened = [] if jobs is None else jobs
         try:
             token = bearer_token(self.headers.get_all("Authorization", []))
             if token is None:
                 token = self.server.cookies.read_token(self.headers.get_all("Cookie", []))
-            return self.server.read_table(check_token(token or ""))
+            token = check_token(token or "")
         except BadTokenError as error:
             return Refusal(HTTPStatus.UNAUTHORIZED, str(error))
+        if not opened:
+            opened.append(self.server.open_jobs(token))
+        return read(opened[0])
 
     def _has_token_header(self) -> bool:
         """Return whether a proxy or program sends the token, so that a form cannot change it."""
@@ -338,12 +438,19 @@ class Handler(PageHandler):
         if deletes_cookie and not is_link:
             for is_secure in (False, True):
                 headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
-        has_form = not self._has_token_header() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE
+        has_form = not self._has_token_header() and refusal.status in _FORM_STATUSES
         may_be_signed_in = is_link and has_form
-        link_text = (
-            "Show the jobs, if you have signed in already." if may_be_signed_in else "Try again."
-        )
-        link = f'<p><a href="/">{link_text}</a></p>' if is_link or not has_form else ""
+        link_text = "Try again."
+        if may_be_signed_in:
+            link_text = "Show the jobs, if you have signed in already."
+        elif refusal.status == HTTPStatus.NOT_FOUND:
+            link_text = "All jobs"
+        # A person who followed a link to a page, and has signed in, comes to that page.
+        path = self._request_path()
+        target = path if may_be_signed_in and _is_page(path.split("/")[1:]) else "/"
+        link = ""
+        if is_link or not has_form:
+            link = f'<p><a href="{html.escape(target)}">{link_text}</a></p>'
         body = (
             f'<p role="alert">{html.escape(refusal.sentence)}</p>',
             *(_FORM if has_form else ()),

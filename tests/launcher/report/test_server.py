@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.errors import UnreachableError
+from jaxlaunch.launcher.report.cluster_jobs import JobTable
+from jaxlaunch.launcher.report.run import Report
 from jaxlaunch.launcher.report.server import RunCatalog, Server
 from tests.launcher.report import made_runs
 from tests.launcher.report.serving import serving
@@ -19,10 +22,10 @@ from tests.launcher.report.test_page import NASTY, page_data
 SECRET = "nobody else's business"
 
 
-def _jobs() -> tuple[list[dict], list[str]]:
+def _job_row() -> dict:
     row = {
         "id": "",
-        "page": "",
+        "page": "job/a/lm",
         "name": "lm",
         "state": "queued",
         "why": "lm waits for its queue",
@@ -36,7 +39,25 @@ def _jobs() -> tuple[list[dict], list[str]]:
         "owner": "research",
         "where": "namespace a",
     }
-    return [{**row, **more}], ["the pods of namespace a cannot be read"]
+    return {**row, **more}
+
+
+class Jobs:
+    """A cluster with one job, whose page cannot be read."""
+
+    def __init__(self, row: dict) -> None:
+        self._row = row
+
+    def read_table(self, namespace: str) -> JobTable:
+        return JobTable([self._row], [], [f"the pods of namespace {namespace} cannot be read"])
+
+    def read_job(self, namespace: str, name: str) -> Report | None:
+        if name == "lm":
+            raise UnreachableError("The API server cannot be reached.")
+        return None
+
+    def read_sweep(self, namespace: str, name: str) -> dict | None:
+        return None
 
 
 @pytest.fixture
@@ -46,7 +67,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "runs" / "link").symlink_to(tmp_path)
     (tmp_path / "runs" / "no-run").mkdir()
-    with serving(Server(RunCatalog(tmp_path / "runs", _jobs))) as server_made:
+    with serving(Server(RunCatalog(tmp_path / "runs", Jobs(_job_row()), ["a"]))) as server_made:
         yield server_made
 
 
@@ -73,7 +94,14 @@ def test_table_lists_runs_and_jobs(
     runs = rows_of(server)
 
     assert set(runs) == {"first", "second", "<script>alert(1)<", "..\\u202e", "lm"}
-    assert (runs["first"]["state"], runs["first"]["step"], runs["lm"]["page"]) == ("done", 1000, "")
+    assert (runs["first"]["state"], runs["first"]["step"]) == ("done", 1000)
+    assert runs["lm"]["page"] == f"/{server.token}/job/a/lm"
+    # The page says why the cluster could not be read; other names and namespaces have none.
+    unreachable = get(server, runs["lm"]["page"])
+    assert unreachable == (503, "The API server cannot be reached.\n")
+    assert get(server, f"{runs['lm']['page']}/events")[0] == 503
+    for path in ("job/a/other", "job/b/lm", "job/a/lm/x", "sweep/a/lm", "job/a"):
+        assert get(server, f"/{server.token}/{path}")[0] in (404, 503), path
     status, text = get(server, runs["<script>alert(1)<"]["page"])
     assert status == 200 and text.count("<script") == 2
     tables = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
@@ -238,10 +266,8 @@ def test_only_own_faults_are_printed(
     assert get(server, f"/{server.token}/")[0] == 200
     assert capsys.readouterr().err == ""
 
-    (row,), _ = _jobs()
-    monkeypatch.setattr(
-        server.runs, "_read_jobs", lambda: ([row | {"step": {1}}], [])
-    )  # a row that is not JSON
+    # A row that is not JSON.
+    monkeypatch.setattr(server.runs, "_jobs", {"a": Jobs(_job_row() | {"step": {1}})})
     monkeypatch.setattr(server.runs, "_table", None)
     with pytest.raises(http.client.RemoteDisconnected):
         get(server, f"/{server.token}/")

@@ -16,7 +16,10 @@ import pytest
 from jaxlaunch.launcher.errors import ApiError, UnreachableError
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.report import server as page_server
-from jaxlaunch.launcher.report import viewers
+from jaxlaunch.launcher.report import sweep_page, viewers
+from jaxlaunch.launcher.report.cluster_jobs import JobTable
+from jaxlaunch.launcher.report.run import Report
+from jaxlaunch.launcher.report.sweep_page import SweepRow
 from tests.launcher.invoke import launcher
 from tests.launcher.report.serving import serving
 from tests.launcher.report.test_page import page_data
@@ -35,8 +38,14 @@ class Api:
         self.asked: set[str] = set()
         self.ended: set[str] = set()  # tokens that have expired
         self.is_silent = False
+        # How often the jobs of a viewer were opened: once for each request or stream.
+        self.opened = 0
 
-    def __call__(self, token: str, namespace: str) -> tuple[list[dict[str, Any]], list[str]]:
+    def __call__(self, token: str) -> Jobs:
+        self.opened += 1
+        return Jobs(self, token)
+
+    def check_right(self, token: str, namespace: str) -> None:
         self.asked.add(token)
         if self.is_silent:
             raise UnreachableError("The API server cannot be reached.")
@@ -44,9 +53,29 @@ class Api:
             raise ApiError("Unauthorized", None, 401)
         if namespace not in MAY[token]:
             raise ApiError(f'jobsets is forbidden in the namespace "{namespace}"', None, 403)
+
+
+class Jobs:
+    """The jobs that the owner of a token may see: one in each of its namespaces."""
+
+    def __init__(self, api: Api, token: str) -> None:
+        self._api, self._token = api, token
+
+    def read_job(self, namespace: str, name: str) -> Report | None:
+        self._api.check_right(self._token, namespace)
+        return None
+
+    def read_sweep(self, namespace: str, name: str) -> dict[str, Any] | None:
+        self._api.check_right(self._token, namespace)
+        row = SweepRow(f"job-of-{namespace}", {"seed": "1"}, f"job/{namespace}/job-of-{namespace}")
+        is_there = name == "seeds"
+        return sweep_page.make_page(name, "loss", False, [row]) if is_there else None
+
+    def read_table(self, namespace: str) -> JobTable:
+        self._api.check_right(self._token, namespace)
         row = {
             "id": "",
-            "page": "",
+            "page": f"job/{namespace}/job-of-{namespace}",
             "name": f"job-of-{namespace}",
             "state": "running",
             "why": "",
@@ -60,7 +89,7 @@ class Api:
             "owner": "",
             "where": namespace,
         }
-        return [{**row, **more}], []
+        return JobTable([{**row, **more}], [], [])
 
 
 class Answer(NamedTuple):
@@ -192,6 +221,69 @@ def test_invalid_token_sees_no_jobs(server: viewers.Server, api: Api) -> None:
     ] * 2
     api.is_silent = True
     assert send_request(server, Cookie=cookie).status == 503
+
+
+def test_pages_follow_rights_of_token(server: viewers.Server, api: Api) -> None:
+    """Pages of jobs and sweeps need the same rights as the table, and say nothing else."""
+    cookie = read_cookie(sign_in(server, ALICE))
+    row = page_data(send_request(server, Cookie=cookie).text)["runs"][0]
+    assert row["page"] == "/job/team-a/job-of-team-a"
+    sweep = send_request(server, "/sweep/team-a/seeds", Cookie=cookie)
+    data = page_data(sweep.text)
+    assert (data["home"], data["events"]) == ("/", "/sweep/team-a/seeds/events")
+    assert data["runs"][0]["page"] == row["page"] and data["sign_out"] == "/sign-out"
+    stream = send_request(server, "/sweep/team-a/seeds/events", Cookie=cookie)
+    assert (stream.status, stream.text) == (200, "event: run\n")
+
+    refused = {
+        "/job/team-a/other": 404,
+        "/job/team-b/job-of-team-b": 403,
+        "/sweep/team-b/seeds": 403,
+        "/job/kube-system/x": 403,
+        "/job/team-a/a%2f..": 404,
+        "/job/team-a/<script>": 404,
+        "/job/team-a": 404,
+        "/job/team-a/x/y": 404,
+        "/job/../x": 404,
+    }
+    for path, status in refused.items():
+        for end in ("", "/events"):
+            answer = send_request(server, path + end, Cookie=cookie)
+            assert answer.status == status, (path, answer)
+            assert "<script>" not in answer.text and "job-of" not in answer.text
+    # A namespace that is not shown cannot be told from one without rights.
+    hidden = [send_request(server, path, Cookie=cookie).text for path in list(refused)[1:4]]
+    assert len(set(hidden)) == 1 and viewers.NO_PAGE in hidden[0]
+    assert send_request(server, "/job/team-a/other").status == 401
+    assert api.asked == {ALICE}
+
+
+def test_link_to_page_leads_there_after_sign_in(server: viewers.Server) -> None:
+    """A link on another site comes without the cookie, and the page offers the same link."""
+    led = {
+        "Sec_Fetch_Site": "cross-site",
+        "Sec_Fetch_Mode": "navigate",
+        "Sec_Fetch_Dest": "document",
+    }
+    linked = send_request(server, "/sweep/team-a/seeds", **led)
+    assert linked.status == 401 and '<a href="/sweep/team-a/seeds">' in linked.text
+    assert send_request(server, "/sweep/team-a/seeds/events", **led).status == 403
+
+
+def test_stream_keeps_what_it_has_read(
+    server: viewers.Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request opens the jobs for itself, and a stream only once."""
+    monkeypatch.setattr(viewers, "LIST_PERIOD_S", 0.01)
+    monkeypatch.setattr(viewers, "MAX_STREAM_S", 0.2)
+    for _ in range(2):
+        send_request(server, Authorization=f"Bearer {ALICE}")
+    assert api.opened == 2
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    client.request("GET", "/events", headers={"Authorization": f"Bearer {ALICE}"})
+    assert client.getresponse().read().startswith(b"event: run")
+    client.close()
+    assert api.opened == 3
 
 
 def test_sign_in_cookie_is_secure(server: viewers.Server, monkeypatch: pytest.MonkeyPatch) -> None:

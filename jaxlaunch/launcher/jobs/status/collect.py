@@ -494,6 +494,9 @@ _RECENT_LOG_S = 45
 _FIRST_TAIL_LINES = 4_000
 # Number of last lines that are read from the log of an ended leader.
 _ENDED_TAIL_LINES = 400
+# Number of last lines in which the history of a run is read: of a job that writes three lines with
+# each heartbeat, these are some three days.
+MAX_HISTORY_LINES = 50_000
 # Timeout for a log, so that the snapshot does not wait for a node that does not answer.
 LOG_TIMEOUT_S = 8.0
 # The API server's message if a node's kubelet did not return a log.
@@ -536,6 +539,26 @@ def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Lin
         return records
     head, _ = _read_part(cluster, namespace, leader, LOG_TIMEOUT_S, limit_bytes=_HEAD_BYTES)
     return [*head, *records]
+
+
+def read_history(
+    cluster: Cluster, namespace: str, leader: Host, timeout_s: float
+) -> Iterator[Line]:
+    """Yield all records in the newest part of the leader's log. Raises ClusterError.
+
+    The part has at most MAX_HISTORY_LINES lines, and the kubelet returns only the newest file of a
+    log.
+    """
+    lines = cluster.log(
+        namespace,
+        leader.pod,
+        container=leader.container,
+        tail=MAX_HISTORY_LINES,
+        timeout_s=timeout_s,
+    )
+    for text in lines:
+        if (record := log_lines.parse_line(text)) is not None:
+            yield record
 
 
 def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:

@@ -185,22 +185,22 @@ def initial_members(jobset: Obj) -> Members:
 
     In a JobSet that launcher did not create, every host holds one rank.
     """
-    job = _agent_job_or_default(jobset)
+    job = read_agent_job(jobset)
     size = job.sizes[-1] if job.sizes else count_hosts(jobset)
     return Members(range(size), job.processes_per_host)
 
 
 def can_move_ranks(jobset: Obj) -> bool:
     """Return whether ranks may move between hosts, because the job has spares or may shrink."""
-    return bool(_agent_job_or_default(jobset).sizes)
+    return bool(read_agent_job(jobset).sizes)
 
 
 def has_pod_replacement(jobset: Obj) -> bool:
     """Return whether a lost pod is replaced alone, while the other pods wait for it."""
-    return _agent_job_or_default(jobset).replaces
+    return read_agent_job(jobset).replaces
 
 
-def _agent_job_or_default(jobset: Obj) -> AgentJob:
+def read_agent_job(jobset: Obj) -> AgentJob:
     """Return the agents' job settings, or the defaults if the JobSet has none or invalid ones."""
     with contextlib.suppress(ValueError):
         return agent_job(pod_template(jobset).get("spec", {})) or AgentJob("")

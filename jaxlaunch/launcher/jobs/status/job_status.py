@@ -303,6 +303,27 @@ def describe_as_of(status: JobStatus, now: datetime) -> str:
     return f"{day}{at:%H:%M:%S} UTC ({age} ago), {status.as_of['when']}"
 
 
+def list_host_rows(snapshot: Snapshot, limit: int = 64) -> list[tuple[str, ...]]:
+    """Return the first `limit` hosts: number, ranks, ready, state, node and pod of each.
+
+    Those that are not ready are first.
+    """
+    sorted_hosts = sorted(snapshot.hosts, key=lambda host: (host.is_ready, host.number))
+    spares, rows = spare_hosts(snapshot), list[tuple[str, ...]]()
+    for host in sorted_hosts[:limit]:
+        state = host.waiting.get("reason") or host.terminated.get("reason") or host.phase
+        state = "Terminating" if host.is_leaving and not host.has_ended else state
+        ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
+        ranks = snapshot.members.ranks_of(host.number)
+        ranks_text = f"{ranks[0]}-{ranks[-1]}" if ranks else "-"
+        if host.number in spares:
+            ranks_text = "spare"
+        elif len(ranks) == 1:
+            ranks_text = str(ranks[0])
+        rows.append((str(host.number), ranks_text, ready, state, host.node or "-", host.pod))
+    return rows
+
+
 def _elapsed_s(at: float | None, now: datetime) -> float | None:
     return None if at is None else _seconds_between(datetime.fromtimestamp(at, UTC), now)
 

@@ -522,6 +522,7 @@ function heatChart(frame, run, unit, { peers, by, readout, openLog }) {
     const letter = column.letters[rank];
     const lag = column.lags[rank] || 0;
     const phase = letter === "h" ? `hangs ${hangPlace(column, rank)}` : phaseLabel(heat, letter);
+    if (!heat.has_lag) return phase;
     return `${phase}, ${lag ? `${lag} step${lag > 1 ? "s" : ""} behind` : "not behind"}`;
   };
   const showReadout = () => {

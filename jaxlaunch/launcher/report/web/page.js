@@ -30,6 +30,19 @@ const view = {
 };
 
 const section = (id, title, ...children) => [el("h2", { id }, title), ...children];
+// Returns the sentences about what could not be read at a place of the page.
+const unreadNotes = (run, place) =>
+  (run.unread[place] || []).map((text) => el("p", { class: "unread" }, `⚠ ${text}`));
+// Links to the table and, of a dashboard in a cluster, out of the session.
+const pageLinks = (data) =>
+  data.home
+    ? el(
+        "p",
+        {},
+        el("a", { href: data.home }, "All runs"),
+        ...(data.sign_out ? [" · ", el("a", { href: data.sign_out }, "Sign out")] : []),
+      )
+    : null;
 const tableRow = (...cells) =>
   el(
     "tr",
@@ -144,17 +157,19 @@ function renderFacts(run) {
 }
 
 function renderCauses(run) {
+  const total = Object.values(run.seconds).reduce((sum, spent) => sum + spent, 0);
   const rows = Object.entries(run.seconds)
     .filter(([, spent]) => spent > 0)
     .sort((a, b) => b[1] - a[1]);
   return [
+    ...unreadNotes(run, "time"),
     makeTable(
       ["Cause", "#Seconds", "#Share"],
       rows.map(([cause, spent]) =>
         tableRow(
           el("td", {}, swatch(cause), ` ${causeStyle(cause).label}`),
           numberCell(spent.toFixed(1)),
-          numberCell(`${((100 * spent) / run.wall_s).toFixed(1)} %`),
+          numberCell(`${((100 * spent) / total).toFixed(1)} %`),
         ),
       ),
       "Seconds by cause",
@@ -205,9 +220,35 @@ function renderAttempts(run) {
   );
 }
 
+// Shows what `launcher explain` says about a job on a cluster.
+function renderExplanation(run) {
+  const answer = run.explanation;
+  if (!answer) return [];
+  const see = answer.see.map((command) => el("p", {}, "More: ", el("code", {}, command)));
+  return section(
+    "explanation",
+    "Explanation",
+    el("p", {}, answer.headline),
+    answer.lines.length ? el("ul", {}, ...answer.lines.map((line) => el("li", {}, line))) : null,
+    ...see,
+    ...unreadNotes(run, "explanation"),
+  );
+}
+
+function renderHosts(run) {
+  const unread = unreadNotes(run, "hosts");
+  if (!run.hosts.length && !unread.length) return [];
+  const rows = run.hosts.map(([number, ranks, ready, state, node, pod]) =>
+    tableRow(numberCell(number), numberCell(ranks), ready, state, node, pod),
+  );
+  const heads = ["#Host", "#Ranks", "Ready", "State", "Node", "Pod"];
+  return section("hosts", "Hosts", rows.length ? makeTable(heads, rows, "Hosts") : null, ...unread);
+}
+
 function renderRanks(run) {
-  if (!run.ranks.length && !run.heat) return [];
-  const logs = run.ranks.map(({ rank, is_cause, stack, tail }) =>
+  const unread = unreadNotes(run, "ranks");
+  if (!run.ranks.length && !run.heat && !unread.length) return [];
+  const logs = run.ranks.map(({ rank, is_cause, stack, tail, earlier = [] }) =>
     el(
       "details",
       { "data-id": `rank ${rank}` },
@@ -215,13 +256,22 @@ function renderRanks(run) {
       ...(stack ? [el("h3", {}, "Where it stood"), el("pre", { tabindex: "0" }, stack)] : []),
       el("h3", {}, "The end of its log"),
       el("pre", { tabindex: "0" }, tail.join("\n") || "(no line)"),
+      ...(earlier.length
+        ? [
+            el("h3", {}, "The end of its log in earlier pods"),
+            el("pre", { tabindex: "0" }, earlier.join("\n")),
+          ]
+        : []),
     ),
   );
-  return section("ranks", "Ranks", ...(run.heat ? renderWorstRanks(run.heat) : []), ...logs);
+  const worst = run.heat ? renderWorstRanks(run.heat) : [];
+  return section("ranks", "Ranks", ...worst, ...logs, ...unread);
 }
 
 function renderCheckpoints(run) {
-  if (!run.checkpoints.length) return [];
+  const unread = unreadNotes(run, "checkpoints");
+  if (!run.checkpoints.length)
+    return unread.length ? section("checkpoints", "Checkpoints", ...unread) : [];
   const rows = run.checkpoints.map(({ step, verified, best, bytes, where }) =>
     tableRow(
       numberCell(step),
@@ -386,7 +436,7 @@ function drawRankPhases(run, unit) {
       {},
       el("legend", {}, "Each rank's"),
       radio("phase", "phase"),
-      radio("lag", "steps behind"),
+      run.heat.has_lag ? radio("lag", "steps behind") : null,
     ),
     el(
       "span",
@@ -407,7 +457,7 @@ function renderWorstRanks(heat) {
     tableRow(
       numberCell(rank),
       numberCell(slow ? `${((slow.own - slow.usual) / 10).toFixed(1)} %` : ""),
-      numberCell(lag),
+      ...(heat.has_lag ? [numberCell(lag)] : []),
       numberCell(formatSpan(data)),
       last,
       el(
@@ -424,7 +474,7 @@ function renderWorstRanks(heat) {
   const heads = [
     "#Rank",
     "#Slower by",
-    "#Most steps behind",
+    ...(heat.has_lag ? ["#Most steps behind"] : []),
     "#Seen waiting for data",
     "Seen last",
     "Its log",
@@ -452,14 +502,17 @@ function renderWorstRanks(heat) {
 // The function that renders each section, and the keys of the run that it depends on.
 const SECTIONS = {
   sentence: [renderSentence, ["sentence", "attempts"]],
+  explanation: [renderExplanation, ["explanation", "unread"]],
   facts: [
     renderFacts,
     ["cards", "facts", "left_s", "wall_s", ...FACTS.flatMap(([, keys]) => keys)],
   ],
-  causes: [renderCauses, ["seconds"]],
+  causes: [renderCauses, ["seconds", "unread"]],
   attempts: [renderAttempts, ["attempts"]],
-  ranks: [renderRanks, ["ranks", "heat"]],
-  checkpoints: [renderCheckpoints, ["checkpoints"]],
+  "curves-unread": [(run) => unreadNotes(run, "curves"), ["unread"]],
+  hosts: [renderHosts, ["hosts", "unread"]],
+  ranks: [renderRanks, ["ranks", "heat", "unread"]],
+  checkpoints: [renderCheckpoints, ["checkpoints", "unread"]],
   differs: [renderChanges, ["differs"]],
   classes: [renderClasses, ["classes"]],
   samples: [renderSamples, ["samples"]],
@@ -745,14 +798,8 @@ function showRun(run) {
     el(
       "main",
       {},
-      el(
-        "header",
-        {},
-        run.home ? el("p", {}, el("a", { href: run.home }, "All runs")) : null,
-        el("h1", {}, run.name),
-        place("sentence"),
-        place("facts"),
-      ),
+      el("header", {}, pageLinks(run), el("h1", {}, run.name), place("sentence"), place("facts")),
+      place("explanation"),
       ...section(
         "time",
         "Where the time went",
@@ -773,9 +820,11 @@ function showRun(run) {
       ...section(
         "curves-title",
         "Curves",
+        place("curves-unread"),
         curveControls(state),
         el("div", { id: "curves", class: "charts" }),
       ),
+      place("hosts"),
       place("ranks"),
       place("checkpoints"),
       place("differs"),
@@ -786,7 +835,10 @@ function showRun(run) {
     el(
       "footer",
       {},
-      `Made by launcher report from the files of the run. Curves by uPlot, © Leon Sorokin, MIT license.`,
+      run.explanation
+        ? "Made by launcher dashboard from what the cluster shows you. "
+        : "Made by launcher report from the files of the run. ",
+      "Curves by uPlot, © Leon Sorokin, MIT license.",
     ),
   );
   const draw = () => {
@@ -801,11 +853,18 @@ function showRun(run) {
     draw();
   });
   if (run.events)
-    followEvents(run.events, (data) => {
-      state.run = { ...data, home: run.home };
-      draw();
-    });
+    followEvents(
+      run.events,
+      (data) => {
+        state.run = data;
+        draw();
+      },
+      run.explanation ? reloadLater : undefined,
+    );
 }
+
+// The session has ended, the job is gone, or too many pages are open.
+const reloadLater = () => setTimeout(() => location.reload(), 10_000);
 
 // Calls `onData` with each event of a stream while the page is visible, and `onClosed` if the
 // server refuses the stream.

@@ -104,7 +104,9 @@ const changesCell = (run) =>
     ]),
   );
 
-function showSweep(data) {
+// Draws the page of a sweep and returns its charts.
+function drawSweep(data) {
+  const charts = [];
   const measured = data.runs.filter((run) => run.value !== null);
   const done = measured.filter((run) => run.state === "done");
   const best = done[0];
@@ -120,91 +122,112 @@ function showSweep(data) {
       " ",
       run.page ? el("a", { href: run.page }, run.name) : run.name,
     );
-  const draw = () => {
-    const isLog = differsWidely(measured.map((run) => run.value));
-    const onLog = isLog ? ", on a logarithmic axis" : "";
-    const rows = data.runs.map((run) =>
-      tableRow(
-        nameCell(run),
-        el("td", {}, stateBadge(run.state)),
-        numberCell(formatNumber(run.value)),
-        ...data.keys.map((key) => numberCell(run.changes[key] ?? "–")),
-        numberCell(run.steps ? `${run.step ?? 0} / ${run.steps}` : `${run.step ?? "–"}`),
-        numberCell(formatSpan(run.duration_s)),
-        el("td", { class: "why" }, run.state === "done" ? "" : run.why),
-      ),
-    );
-    const keyCharts = el("div", { class: "charts" });
-    const curveFrame = el("div", { class: "chart" });
-    const readout = el("p", { class: "readout" });
-    document.body.replaceChildren(
-      el(
-        "main",
-        {},
-        data.home ? el("p", {}, el("a", { href: data.home }, "All runs")) : null,
-        el("h1", {}, data.name),
-        el("p", { class: `sentence is-${best ? "done" : "running"}` }, text),
-        ...section(
-          "runs",
-          `Runs, the ${data.mode === "max" ? "highest" : "lowest"} ${data.metric} first`,
-          makeTable(
-            [
-              "Run",
-              "State",
-              `#${data.metric}`,
-              ...data.keys.map((key) => `#${key}`),
-              "#Step",
-              "#Duration",
-              "Why",
-            ],
-            rows,
-            "Runs",
-          ),
+  const isLog = differsWidely(measured.map((run) => run.value));
+  const onLog = isLog ? ", on a logarithmic axis" : "";
+  const rows = data.runs.map((run) =>
+    tableRow(
+      nameCell(run),
+      el("td", {}, stateBadge(run.state)),
+      numberCell(formatNumber(run.value)),
+      ...data.keys.map((key) => numberCell(run.changes[key] ?? "–")),
+      numberCell(run.steps ? `${run.step ?? 0} / ${run.steps}` : `${run.step ?? "–"}`),
+      numberCell(formatSpan(run.duration_s)),
+      el("td", { class: "why" }, run.state === "done" ? "" : run.why),
+    ),
+  );
+  const keyCharts = el("div", { class: "charts" });
+  const curveFrame = el("div", { class: "chart" });
+  const readout = el("p", { class: "readout" });
+  document.body.replaceChildren(
+    el(
+      "main",
+      {},
+      pageLinks(data),
+      el("h1", {}, data.name),
+      el("p", { class: `sentence is-${best ? "done" : "running"}` }, text),
+      ...section(
+        "runs",
+        `Runs, the ${data.mode === "max" ? "highest" : "lowest"} ${data.metric} first`,
+        makeTable(
+          [
+            "Run",
+            "State",
+            `#${data.metric}`,
+            ...data.keys.map((key) => `#${key}`),
+            "#Step",
+            "#Duration",
+            "Why",
+          ],
+          rows,
+          "Runs",
         ),
-        ...(measured.length
-          ? section("curves-title", `${data.metric}${onLog}`, curveFrame, readout)
-          : []),
-        ...(measured.length > 1 ? section("keys", `${data.metric} by key${onLog}`, keyCharts) : []),
       ),
-      el(
-        "footer",
-        {},
-        "Made by launcher report from the files of the sweep. Curves by uPlot, © Leon Sorokin, MIT license.",
-      ),
-    );
-    if (!measured.length) return;
-    const lines = measured.map((run, index) => ({
-      label: run.name,
-      x: run.curve[0],
-      y: run.curve[1],
-      ...lineStyle(index),
-    }));
-    lineChart(curveFrame, lines, {
-      label: measured.map((run) => `${run.name} ${formatNumber(run.value)}`).join(", "),
-      height: 260,
+      ...(measured.length
+        ? section("curves-title", `${data.metric}${onLog}`, curveFrame, readout)
+        : []),
+      ...(measured.length > 1 ? section("keys", `${data.metric} by key${onLog}`, keyCharts) : []),
+    ),
+    el(
+      "footer",
+      {},
+      "Made by launcher report from the files of the sweep. Curves by uPlot, © Leon Sorokin, MIT license.",
+    ),
+  );
+  if (!measured.length) return charts;
+  const lines = measured.map((run, index) => ({
+    label: run.name,
+    x: run.curve[0],
+    y: run.curve[1],
+    ...lineStyle(index),
+  }));
+  const curves = lineChart(curveFrame, lines, {
+    label: measured.map((run) => `${run.name} ${formatNumber(run.value)}`).join(", "),
+    height: 260,
+    isLog,
+    xLabel: "step",
+    readout,
+  });
+  charts.push(curves);
+  if (measured.length < 2) return charts;
+  for (const key of data.keys) {
+    const points = measured
+      .filter((run) => key in run.changes)
+      .map((run) => ({ x: run.changes[key], y: run.value }));
+    if (new Set(points.map((point) => point.x)).size < 2) continue;
+    const frame = el("div", { class: "chart" });
+    keyCharts.append(el("div", {}, el("h3", {}, key), frame));
+    const scatter = scatterChart(frame, points, {
+      label: points.map((point) => `${key} ${point.x}: ${formatNumber(point.y)}`).join("; "),
+      xLabel: key,
+      yLabel: data.metric,
       isLog,
-      xLabel: "step",
-      readout,
     });
-    if (measured.length < 2) return;
-    for (const key of data.keys) {
-      const points = measured
-        .filter((run) => key in run.changes)
-        .map((run) => ({ x: run.changes[key], y: run.value }));
-      if (new Set(points.map((point) => point.x)).size < 2) continue;
-      const frame = el("div", { class: "chart" });
-      keyCharts.append(el("div", {}, el("h3", {}, key), frame));
-      scatterChart(frame, points, {
-        label: points.map((point) => `${key} ${point.x}: ${formatNumber(point.y)}`).join("; "),
-        xLabel: key,
-        yLabel: data.metric,
-        isLog,
-      });
-    }
+    charts.push(scatter);
+  }
+  return charts;
+}
+
+function showSweep(data) {
+  const state = { data, charts: drawSweep(data) };
+  const draw = () => {
+    for (const chart of state.charts) chart.destroy();
+    const top = scrollY;
+    const focused = document.activeElement?.getAttribute("href");
+    state.charts = drawSweep(state.data);
+    [...document.links].find((link) => link.getAttribute("href") === focused)?.focus();
+    scrollTo({ top, behavior: "instant" });
   };
-  draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     forgetColors();
     draw();
   });
+  if (data.events)
+    followEvents(
+      data.events,
+      (newData) => {
+        state.data = { ...data, ...newData };
+        draw();
+      },
+      data.sign_out === undefined ? undefined : reloadLater,
+    );
 }

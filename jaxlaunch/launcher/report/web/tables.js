@@ -46,7 +46,8 @@ function runRow(run, onPick) {
       type: "checkbox",
       "aria-label": `Compare ${run.name}`,
       checked: tableView.picked.has(run.id),
-      disabled: !run.page,
+      // Jobs of a cluster have no files here to compare.
+      disabled: !run.id,
       onchange: (event) => {
         if (event.target.checked) tableView.picked.add(run.id);
         else tableView.picked.delete(run.id);
@@ -170,7 +171,6 @@ function drawRunsTable(data) {
   const runs = data.runs.filter(matchesFilter).sort(compareRuns);
   const place = document.getElementById("runs");
   const focused = document.activeElement?.dataset?.sort;
-  // Jobs of a cluster have no files here to compare.
   const onPick = data.compare ? () => updateCompareLink(data) : null;
   const heads = COLUMNS.map(([key, title]) =>
     el(
@@ -275,8 +275,6 @@ function showRuns(data) {
     ),
   );
   drawRunsTable(data);
-  // The session has ended, or too many pages are open.
-  const reloadLater = () => setTimeout(() => location.reload(), 10_000);
   if (data.events)
     followEvents(
       data.events,
