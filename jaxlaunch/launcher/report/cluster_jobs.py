@@ -117,14 +117,15 @@ class ClusterJobs:
                 page=f"job/{namespace}/{job.status.name}",
                 state=job.status.state.value.lower(),
                 why=self._explain(job.snapshot).headline,
-                step=job.status.step,
-                steps=job.status.steps,
+                step=job.numbers["step"],
+                steps=job.numbers["steps"],
                 duration_s=job.duration_s,
                 metric=job.metric,
             )
             for job in jobs
         ]
-        return sweep_page.make_page(name, metric, jobs[0].is_higher_better, rows)
+        page = sweep_page.make_page(name, metric, jobs[0].is_higher_better, rows)
+        return page | {"is_cluster": True}
 
     def read_job(self, namespace: str, name: str) -> JobReport | None:
         """Return the report of a job, or None if it does not exist. Raises ClusterError."""
@@ -188,9 +189,9 @@ class ClusterJobs:
             "name": name,
             "state": status.state.value.lower(),
             "why": escape_controls(why)[:300],
-            "step": status.step,
-            "steps": status.steps,
-            "goodput": status.goodput,
+            "step": job.numbers["step"],
+            "steps": job.numbers["steps"],
+            "goodput": job.numbers["goodput"],
             "restarts": status.restart_counts.total,
             "age_s": status.age_s,
             "duration_s": job.duration_s,
@@ -316,6 +317,15 @@ class TableJob:
         return job_report.read_job(self.snapshot)
 
     @functools.cached_property
+    def numbers(self) -> Mapping[str, Any]:
+        """The numbers of the run. The log of a job that has ended may have more than its record."""
+        numbers = self.status.run_numbers()
+        if self.log is None or self.log.beat is None:
+            return numbers
+        newest = self.log.beat.run_numbers()
+        return {name: newest[name] if value is None else value for name, value in numbers.items()}
+
+    @functools.cached_property
     def metric(self) -> RunMetric | None:
         """The metric of the result, with its curve."""
         if self.log is None:
@@ -326,7 +336,7 @@ class TableJob:
         """Return the metric of the row: with a curve, or the newest value alone."""
         if (metric := self.metric) is not None:
             return metric.to_json()
-        metrics = select_metrics(self.status.metrics)
+        metrics = select_metrics(self.numbers["metrics"])
         if job_report.has_trainer(self.snapshot):
             metrics = {name.replace("eval_", "eval/", 1): value for name, value in metrics.items()}
         best, _ = run_files.best_metric(self.job)

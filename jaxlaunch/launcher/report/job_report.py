@@ -28,7 +28,9 @@ from jaxlaunch.records.summary import StartRecord
 
 _MAX_TEXT_CHARS = 2000
 _MAX_LINE_CHARS, _MAX_TAIL_LINES, _MAX_RANKS = 500, 60, 64
-# The kinds of objects of which an explanation depends.
+# The situations of a gang that trains.
+_RUNNING_SITUATIONS = ("running", "restarted")
+# The kinds of objects on which an explanation depends.
 _EXPLAINED_KINDS = ("events", "jobs", "workloads", "nodes", "localqueues", "namespaces")
 
 
@@ -106,14 +108,14 @@ class JobReport(Report):
         if status.state is State.DONE:
             duration_s = wall_s or status.lasted_s or status.age_s
             text = f"{name} is done in {headline.format_span(duration_s)}{results}"
-        elif status.state is State.RUNNING and self.explanation.situation == "running" and wall_s:
+        elif self.explanation.situation in _RUNNING_SITUATIONS and wall_s:
             steps, step = self.total_steps(), status.step
             at_step = "" if step is None else f" at step {step}"
             of_steps = "" if step is None or steps is None else f" of {steps}"
             duration = headline.format_span(wall_s)
             text = f"{name} has been running for {duration}{at_step}{of_steps}{results}"
-        else:
-            text += results
+        elif results:
+            text += f". Newest{results}"
         next_move = escape_controls(self.explanation.next_move or "")[:_MAX_TEXT_CHARS]
         return {"state": self.brief.state, "text": f"{text}.", "todo": next_move}
 

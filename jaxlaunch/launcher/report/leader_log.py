@@ -131,15 +131,25 @@ class LeaderLog:
         if verdict is not None and (
             beat.stage in _STAGES_BETWEEN or beat.attempt != verdict.attempt
         ):
-            record = self._close_attempt(verdict, mark)
+            end = self._without_pause(mark)
+            record = self._close_attempt(verdict, end)
             self._records[record.attempt] = record
-            self._verdict, self._begin, self._row_mark = None, mark, None
+            self._verdict, self._begin, self._row_mark = None, end, None
         elif self._begin is None:
             self._begin = mark
         self.beat = beat
         if beat.stage == "run":
             self._add_row(beat, mark)
             self._add_phases(beat)
+
+    def _without_pause(self, mark: _Mark) -> _Mark:
+        """Return the mark of an end before which the gang was not down yet.
+
+        The seconds until the next attempt are part of that one.
+        """
+        down_s = 0.0 if self.beat is None else self.beat.seconds.get("down", 0.0)
+        pause_s = max(0.0, mark.seconds.get("down", 0.0) - down_s)
+        return _Mark(mark.at - pause_s, {**mark.seconds, "down": down_s})
 
     def _add_verdict(self, line: VerdictLine) -> None:
         if self._begin is None:

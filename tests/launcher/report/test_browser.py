@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
+from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.report import compare, page, viewers
+from jaxlaunch.launcher.report.cluster_jobs import ClusterJobs
 from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.launcher.report.server import RunCatalog, Server
 from jaxlaunch.records.verdict import verdict_for_code
 from tests import needs
-from tests.launcher.report import browser, made_runs
+from tests.launcher import apiserver, objects
+from tests.launcher.apiserver import Server as ApiServer
+from tests.launcher.report import browser, made_jobs, made_runs
 from tests.launcher.report.serving import serving
 from tests.launcher.report.test_page import NASTY
 from tests.launcher.report.test_viewers import ALICE, EVE, Api
@@ -368,7 +373,6 @@ def test_dashboard_sorts_filters_compares_and_updates(
 def test_viewer_signs_in_and_out(
     chromium: browser.Page,
 ) -> None:
-    axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
     api = Api()
     with serving(viewers.Server(api, ["team-a", "team-b"], [])) as server:
 
@@ -377,9 +381,7 @@ def test_viewer_signs_in_and_out(
             chromium.lead(f"({field}.value = '{token}', {field}.form.requestSubmit())")
 
         def has_no_faults() -> None:
-            chromium.call("Runtime.evaluate", expression=axe)
-            label = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
-            assert chromium.value(f"axe.run().then((found) => {label})") == []
+            assert find_violations(chromium) == []
             assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
 
         chromium.open(f"http://127.0.0.1:{server.server_address[1]}/", 400, is_dark=True)
@@ -409,34 +411,141 @@ def test_viewer_signs_in_and_out(
         chromium.errors.clear()
 
 
+AXE = Path("axe_playwright_python") / "axe.min.js"
+
+
+def find_violations(chromium: browser.Page) -> list[list[str]]:
+    """Return what axe-core finds on the page of the browser, with all details open."""
+    chromium.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    chromium.call("Runtime.evaluate", expression=(needs.packages("axe") / AXE).read_text())
+    label = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
+    violations: list[list[str]] = chromium.value(f"axe.run().then((found) => {label})")
+    return violations
+
+
+@pytest.mark.extended
 def test_pages_pass_accessibility_audit(chromium: browser.Page, tmp_path: Path) -> None:
-    axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
-    wall_s = sum(made_runs.run(tmp_path / "first", (137, 83, 0), points=300).values())
-    made_runs.ranks(tmp_path / "first", 12, wall_s, slow=2)
-    made_runs.classification(tmp_path / "first", [f"class {at}" for at in range(12)])
-    made_runs.failed(tmp_path / "second", verdict_for_code(83, "rank 0 raised ValueError", rank=0))
-    violations = [RunReader(tmp_path / name).read_report() for name in ("first", "second")]
-    rows = RunCatalog(tmp_path, None).read_table()
-    rows["runs"] = [{**row, "page": row["name"]} for row in rows["runs"]]
-    themes = compare.compare_runs(violations, (), "step")
-    for kind, data in {
-        "run": violations[0].to_json(),
-        "runs": {**rows, "compare": "compare"},
-        "compare": themes,
-    }.items():
-        (tmp_path / f"{kind}.html").write_text(page.render_page(kind, kind, data))
+    """The pages of a run, of a sweep and of a comparison, and the table, have no violation."""
+    runs = tmp_path / "runs"
+    wall_s = sum(made_runs.run(runs / "first", (137, 83, 0), points=300).values())
+    made_runs.ranks(runs / "first", 12, wall_s, slow=2)
+    made_runs.classification(runs / "first", [f"class {at}" for at in range(12)])
+    made_runs.failed(runs / "second", verdict_for_code(83, "rank 0 raised ValueError", rank=0))
+    made_runs.sweep(runs / "lr-sweep")
+    with serving(Server(RunCatalog(runs))) as server:
+        chromium.open(server.page_url)
+        table = "[...document.querySelectorAll('#runs tbody tr')]"
+        chromium.value("document.querySelector('[data-group]').click()")
+        links = f"Object.fromEntries({table}.map((row) => row.querySelector('a'))"
+        pages = chromium.value(f"{links}.map((link) => [link.textContent, link.href]))")
+        ids = chromium.value(
+            f"{table}.filter((row) => /^(first|second)$/.test(row.querySelector('a').textContent))"
+            ".map((row) => `run=${row.querySelector('a').href.split('/').pop()}`).join('&')"
+        )
+        addresses = [server.page_url, f"{server.page_url}compare?{ids}"]
+        addresses += [pages[name] for name in ("first", "second", "lr-sweep")]
+        for address in addresses:
+            for width, is_dark in ((1180, False), (400, True)):
+                chromium.open(address, width, is_dark)
+                chromium.value("document.querySelector('[data-group]')?.click()")
+                assert find_violations(chromium) == [], (address, width, is_dark)
+        chromium.open("about:blank")
+    assert chromium.errors == []
+
+
+@pytest.fixture
+def cluster_jobs(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterJobs:
+    """Jobs of a fake API server: one that runs again after a kill, one that waits, and a sweep."""
+    config = apiserver.write_kubeconfig(tmp_path, server.url, namespace="team-a")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    first = made_jobs.beats(20)
+    killed = made_jobs.ended(137, "rank 1 was killed", attempt=1, at=made_jobs.BEGAN + 290, rank=1)
+    seconds = {**first[-1].seconds, "down": 15.0}
+    second = made_jobs.beats(
+        20, attempt=2, began=made_jobs.BEGAN + 300, first_step=150, seconds=seconds
+    )
+    made_jobs.put_job(server, "lm", [*first, killed, *second])
+    for number, lr in enumerate(("1e-3", "1e-2", "1e-1")):
+        made_jobs.put_job(
+            server,
+            f"lr-sweep-{number:03}",
+            made_jobs.beats(20 + 10 * number),
+            labels={"sweep": "lr-sweep", "team": "vision"},
+            words=[f"train.optimizer.lr={lr}", "labels.sweep=lr-sweep"],
+            status=objects.ended("Completed"),
+            is_over=True,
+        )
+    return ClusterJobs(Cluster.connect(), explain_job)
+
+
+@pytest.mark.extended
+def test_viewer_opens_jobs_and_sweeps(
+    chromium: browser.Page, server: ApiServer, cluster_jobs: ClusterJobs
+) -> None:
+    """The pages of a cluster are those of a run folder, and say what may not be read."""
+    with serving(viewers.Server(lambda _: cluster_jobs, ["team"], [])) as dashboard:
+        home = f"http://127.0.0.1:{dashboard.server_address[1]}/"
+        chromium.open(home)
+        field = "document.querySelector('input[name=token]')"
+        chromium.lead(f"({field}.value = 'a.b.c', {field}.form.requestSubmit())")
+        # The answer to a visitor without a token is 401, which the console repeats.
+        assert len(chromium.errors) == 1 and "401" in chromium.errors.pop()
+        rows = "[...document.querySelectorAll('#runs tbody tr')]"
+        names = f"{rows}.map((row) => row.querySelector('a').textContent)"
+        assert sorted(chromium.value(names)) == ["lm", "lr-sweep"]
+        assert chromium.value("document.querySelectorAll('.spark').length") == 2
+        chromium.value("document.querySelector('[data-group]').click()")
+        assert len(chromium.value(names)) == 5
+        text = chromium.value(f"{rows}.map((row) => row.textContent).join()")
+        assert "train.optimizer.lr=1e-1" in text and "team=vision" in text and "340 / 1000" in text
+        assert find_violations(chromium) == []
+
         for width, is_dark in ((1180, False), (400, True)):
-            chromium.open((tmp_path / f"{kind}.html").as_uri(), width, is_dark)
-            chromium.value(
-                "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
-            )
-            chromium.call("Runtime.evaluate", expression=axe)
-            label = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
-            assert chromium.value(f"axe.run().then((found) => {label})") == [], (
-                kind,
-                width,
-                is_dark,
-            )
+            chromium.open(f"{home}job/team/lm", width, is_dark)
+            sentence = chromium.value("document.querySelector('.sentence').textContent")
+            assert "at step 340 of 1000: eval/loss 0.5; 1 kill costs 15 s." in sentence, sentence
+            heads = "[...document.querySelectorAll('h2')].map((head) => head.textContent)"
+            assert chromium.value(heads) == [
+                "Explanation",
+                "Where the time went",
+                "Attempts",
+                "Curves",
+                "Hosts",
+                "Ranks",
+                "Commands",
+                "Job",
+            ]
+            assert chromium.value("document.querySelectorAll('#curves canvas').length") == 2
+            assert chromium.value("document.querySelectorAll('#heat canvas').length") == 1
+            assert chromium.value("document.querySelectorAll('input[value=lag]').length") == 0
+            chromium.value("openRank(1)")
+            log = "document.querySelector('[data-id=\"rank 1\"] pre').textContent"
+            assert "line 1" in chromium.value(log)
+            assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+            assert find_violations(chromium) == [], (width, is_dark)
+            chromium.open(f"{home}sweep/team/lr-sweep", width, is_dark)
+            cells = "[...document.querySelectorAll('tbody tr')].map((row) => "
+            assert chromium.value(f"{cells} row.cells[0].textContent.trim())") == [
+                "lr-sweep-002",
+                "lr-sweep-001",
+                "lr-sweep-000",
+            ]
+            assert find_violations(chromium) == [], (width, is_dark)
+
+        def forbid(handler: apiserver.Handler) -> bool:
+            handler.fail(403, "Forbidden", "pods is forbidden")
+            return True
+
+        server.on("GET", "/log", *[forbid] * 100)
+        for jobs in (cluster_jobs._page_logs, cluster_jobs._table_logs):
+            jobs.clear()
+        chromium.open(f"{home}job/team/lm", 400)
+        unread = "[...document.querySelectorAll('.unread')].map((place) => place.textContent)"
+        sentence = "⚠ pods/log: you may not read logs in namespace team."
+        assert chromium.value(unread) == [sentence] * 3
+        assert find_violations(chromium) == []
+        chromium.open("about:blank")
+    assert chromium.errors == []
 
 
 def test_comparison_without_common_curve(chromium: browser.Page, tmp_path: Path) -> None:

@@ -486,7 +486,9 @@ function renderWorstRanks(heat) {
         el(
           "p",
           { class: "quiet" },
-          "Which rank is slow was not measured: only train: and jaxlaunch.run report the time that each rank spends by itself.",
+          heat.has_lag
+            ? "Which rank is slow was not measured: only train: and jaxlaunch.run report the time that each rank spends by itself."
+            : "Which rank is slow is in the run folder, which the dashboard of a cluster does not read.",
         ),
       ]
     : [];

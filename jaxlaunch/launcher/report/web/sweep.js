@@ -170,7 +170,10 @@ function drawSweep(data) {
     el(
       "footer",
       {},
-      "Made by launcher report from the files of the sweep. Curves by uPlot, © Leon Sorokin, MIT license.",
+      data.is_cluster
+        ? "Made by launcher dashboard from what the cluster shows you. "
+        : "Made by launcher report from the files of the sweep. ",
+      "Curves by uPlot, © Leon Sorokin, MIT license.",
     ),
   );
   if (!measured.length) return charts;
@@ -228,6 +231,6 @@ function showSweep(data) {
         state.data = { ...data, ...newData };
         draw();
       },
-      data.sign_out === undefined ? undefined : reloadLater,
+      data.is_cluster ? reloadLater : undefined,
     );
 }
