@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.errors import ApiError
@@ -229,6 +230,54 @@ def test_missing_right_is_said_at_its_place(
         assert len(tails) == 1 and data["hosts"]
     if part == "/events":
         assert data["curves"]["loss"]
+
+
+# Reads that only change an answer if a namespace is being deleted. A viewer's role has no right to
+# them, and a refusal is no news.
+OPTIONAL = {("get", "namespaces", "")}
+
+
+def list_rights(role: str) -> set[tuple[str, str, str]]:
+    """Return the verbs, resources and subresources of a Role in the chart's golden manifests."""
+    path = Path(__file__).parents[2] / "helm" / "golden" / "everything.yaml"
+    manifests = yaml.safe_load_all(path.read_text())
+    kinds = [obj for obj in manifests if obj and obj["kind"] == "Role"]
+    (rules,) = [obj["rules"] for obj in kinds if obj["metadata"]["name"] == role]
+    return {
+        (verb, *(name.split("/") + [""])[:2])
+        for rule in rules
+        for name in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used_rights(server: Server) -> set[tuple[str, str, str]]:
+    """Return the verbs, resources and subresources of the requests that the server got."""
+    rights = set[tuple[str, str, str]]()
+    for method, path, _ in server.requests:
+        *_, resource, name, subresource = (path.partition("/namespaces/")[2] + "/////").split("/")[
+            :4
+        ]
+        if path.startswith("/api") and resource:
+            rights.add(("get" if name else "list", resource, subresource))
+        elif path.startswith("/api"):
+            rights.add(("get", "namespaces", ""))
+        assert method == "GET", (method, path)
+    return rights
+
+
+def test_role_of_a_viewer_has_the_rights_of_all_pages(server: Server, jobs: ClusterJobs) -> None:
+    put_job(server)
+    put_job(server, "over", status=objects.ended("Completed"), is_over=True)
+    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/queued"
+    server.put(path, objects.jobset(1, name="queued", queue="research", suspend=True))
+    jobs.read_table("team")
+    jobs.read_sweep("team", "none")
+    for name in ("lm", "over", "queued"):
+        read_page(jobs, name)
+    needed = used_rights(server) - OPTIONAL
+    assert {("get", "pods", "log"), ("list", "events", ""), ("get", "jobsets", "")} <= needed
+    assert needed <= list_rights("team-viewer")
 
 
 def test_page_without_right_to_jobs_is_refused(server: Server, jobs: ClusterJobs) -> None:
