@@ -1,4 +1,7 @@
-"""The chart's dashboard on a real cluster shows viewers what their own token may see."""
+"""The chart's dashboard on a real cluster shows viewers what their own token may see.
+
+The table and the pages of jobs and sweeps are read with that token alone.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,20 @@ ODD = (
     "x" * 1024 * 1024,
     "eyJ" * 5000,
 )
+
+
+# A step every half second, with a loss. Each rank says a line of its own.
+TRAINS = """
+import json, os, time
+def say(**message):
+    os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), json.dumps(message).encode() + b"\\n")
+print("this is rank", os.environ["JAX_PROCESS_ID"], flush=True)
+say(phase="step", step=0, total=100000)
+for step in range(1, 100000):
+    time.sleep(0.5)
+    say(phase="step", step=step)
+    say(metrics={"loss": 10.0 / step}, of=step)
+"""
 
 
 @pytest.fixture
@@ -77,12 +94,14 @@ def make_token(cluster: Access, namespace: str, name: str) -> str:
     return str(cluster.api.create(f"{accounts}/{name}/token", request)["status"]["token"])
 
 
-def make_other_viewer(cluster: Access, release: Release, elsewhere: str, folder: Path) -> str:
-    """Return the token of a viewer of the other namespace alone."""
+def make_other_viewer(
+    cluster: Access, release: Release, namespace: str, folder: Path, left_out: str = ""
+) -> str:
+    """Return the token of a viewer of a namespace alone, without the right to one resource."""
     role = cluster.api.get(f"/apis/{WITHIN}/namespaces/{release.namespace}/roles/team-viewer")
-    config = yaml.safe_load(
-        preparations.make_user(cluster, elsewhere, role["rules"], folder).read_text()
-    )
+    rules = [rule for rule in role["rules"] if rule["resources"] != [left_out]]
+    folder.mkdir(exist_ok=True)
+    config = yaml.safe_load(preparations.make_user(cluster, namespace, rules, folder).read_text())
     return str(config["users"][0]["user"]["token"])
 
 
@@ -100,6 +119,26 @@ def submit_waiting_job(
         command=["true"],
         node_selector={"none": "here"},
     )
+    done = run_launcher(cluster, folder, "submit", "job.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def submit_sweep(cluster: Access, namespace: str, image: str, folder: Path) -> None:
+    """Submit a sweep of two jobs that no node fits."""
+    folder.mkdir()
+    keys = {"name": "base", "command": ["true"], "node_selector": {"none": "here"}}
+    write_project(folder, namespace, {}, image=image, **keys)
+    words = ("sweep", "job.yaml", "restarts.crash=1,2", "--name", "swept", "--cluster")
+    done = run_launcher(cluster, folder, *words, "-n", namespace)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def submit_training(cluster: Access, namespace: str, image: str, folder: Path) -> None:
+    """Submit a job of two ranks on one host that trains until it is deleted."""
+    folder.mkdir()
+    keys = {"name": "trains", "command": ["python", "-c", TRAINS], "processes_per_host": 2}
+    accelerator = {"type": "cpu", "per_host": 2}
+    write_project(folder, namespace, {}, image=image, accelerator=accelerator, **keys)
     done = run_launcher(cluster, folder, "submit", "job.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -148,7 +187,10 @@ def forward_port(cluster: Access, namespace: str) -> Iterator[int]:
 def send_request(
     port: int, path: str = "/", body: Mapping[str, str] | None = None, **headers: str
 ) -> tuple[int, str, str]:
-    """Return status, text and cookie of the answer to a GET, or to the POST of a form."""
+    """Return status, text and cookie of the answer to a GET, or to the POST of a form.
+
+    The text of a stream is its first line.
+    """
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     sent = {"Host": f"localhost:{port}"} | {
         name.replace("_", "-"): value for name, value in headers.items()
@@ -159,7 +201,10 @@ def send_request(
         )
         answer = client.getresponse()
         cookie = (answer.headers["Set-Cookie"] or "").partition(";")[0]
-        return answer.status, answer.read().decode(), cookie
+        # A stream does not end.
+        is_stream = answer.headers["Content-Type"] == "text/event-stream"
+        body = answer.readline() if is_stream else answer.read()
+        return answer.status, body.decode(), cookie
     finally:
         client.close()
 
@@ -167,6 +212,81 @@ def send_request(
 def job_names(shown: tuple[int, str, str]) -> list[str]:
     assert shown[0] == 200, shown
     return [run["name"] for run in page_data(shown[1])["runs"]]
+
+
+def read_page(port: int, path: str, **headers: str) -> dict[str, Any]:
+    """Return the data of a page that is shown."""
+    status, text, _ = send_request(port, path, **headers)
+    assert status == 200, (path, text[:2000])
+    data: dict[str, Any] = page_data(text)
+    return data
+
+
+def assert_pages_follow_rights(
+    port: int, namespaces: tuple[str, str], session_cookie: str, carol: str
+) -> None:
+    """Check the pages of the waiting jobs: alice's in the first namespace, carol's in the other."""
+    namespace, elsewhere = namespaces
+    ours, theirs = f"/job/{namespace}/ours", f"/job/{elsewhere}/theirs"
+    page = read_page(port, ours, Cookie=session_cookie)
+    assert page["sentence"]["text"].startswith("Job ours ") and page["sentence"]["state"] != "done"
+    assert page["explanation"]["headline"].startswith("ours ") and page["curves"] == {}
+    assert page["unread"]["curves"] == ["No pod of this job has a log yet."]
+    assert read_page(port, theirs, Authorization=f"Bearer {carol}")["name"] == "theirs"
+    for path in (theirs, f"{theirs}/events", f"/sweep/{elsewhere}/swept", "/job/kube-system/x"):
+        status, text, _ = send_request(port, path, Cookie=session_cookie)
+        assert status == 403 and viewers.NO_PAGE in text and '"theirs"' not in text, path
+    assert send_request(port, f"/job/{namespace}/none", Cookie=session_cookie)[0] == 404
+    assert send_request(port, ours)[0] == 401
+
+
+def assert_sweep_is_a_group(port: int, namespace: str, session_cookie: str) -> None:
+    """Check the row of the sweep, and its page."""
+    table = read_page(port, "/", Cookie=session_cookie)
+    (group,) = table["groups"]
+    assert (group["name"], group["page"]) == ("swept", f"/sweep/{namespace}/swept")
+    changes = {run["name"]: run["changes"] for run in table["runs"] if "group" in run}
+    assert changes == {
+        "swept-000": {"restarts.crash": "1"},
+        "swept-001": {"restarts.crash": "2"},
+    }
+    page = read_page(port, group["page"], Cookie=session_cookie)
+    assert page["keys"] == ["restarts.crash"] and len(page["runs"]) == 2
+    assert page["runs"][0]["page"].startswith(f"/job/{namespace}/swept-00")
+
+
+def assert_running_job_has_curves(
+    port: int, namespace: str, session_cookie: str, without_logs: str
+) -> None:
+    """Check the page of the job that trains, for alice and for a viewer without pods/log."""
+    path = f"/job/{namespace}/trains"
+    page = wait_until(
+        lambda: read_page(port, path, Cookie=session_cookie),
+        # Its heartbeats are 15 s apart.
+        lambda seen: len(seen["curves"].get("loss", [[]])[0]) >= 3,
+        "the page has a curve",
+    )
+    steps, times, values = page["curves"]["loss"]
+    assert steps == sorted(steps) and times == sorted(times) and values[-1] < values[0]
+    assert page["sentence"]["state"] == "running" and "loss" in page["sentence"]["text"]
+    assert page["steps"] == 100000 and page["heat"]["ranks"] == 2 and page["unread"] == {}
+    assert {row["rank"] for row in page["ranks"]} == {0, 1}
+    for row in page["ranks"]:
+        assert row["tail"][0] == f"this is rank {row['rank']}", row
+    (host,) = page["hosts"]
+    assert host[1:4] == ["0-1", "yes", "Running"]
+    stream = send_request(port, f"{path}/events", Cookie=session_cookie)
+    assert stream[:2] == (200, "event: run\n")
+    table = read_page(port, "/", Cookie=session_cookie)
+    (row,) = [run for run in table["runs"] if run["name"] == "trains"]
+    assert row["metric"]["name"] == "loss" and len(row["metric"]["spark"]) >= 3
+    assert row["page"] == path and row["step"] > 0 and row["duration_s"] > 0
+
+    page = read_page(port, path, Authorization=f"Bearer {without_logs}")
+    missing = f"pods/log: you may not read logs in namespace {namespace}."
+    assert page["unread"] == {"time": [missing], "curves": [missing], "ranks": [missing]}
+    assert page["curves"] == {} and page["hosts"] and page["ranks"] == []
+    assert page["explanation"]["headline"].startswith("trains ")
 
 
 def assert_administrator_sees_both(
@@ -265,6 +385,16 @@ def test_dashboard_shows_what_the_viewer_may_see(
             (("ours",), "ours"),
             (("theirs",), "theirs"),
         }
+
+        namespaces = namespace, other_namespace
+        assert_pages_follow_rights(port, namespaces, session_cookie, carol)
+        submit_training(cluster, namespace, base_image, tmp_path / "trains")
+        submit_sweep(cluster, namespace, base_image, tmp_path / "swept")
+        assert_sweep_is_a_group(port, namespace, session_cookie)
+        folder = tmp_path / "few"
+        few = make_other_viewer(cluster, release, namespace, folder, left_out="pods/log")
+        assert_running_job_has_curves(port, namespace, session_cookie, few)
+        cluster.api.delete(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/trains")
 
         cluster.api.delete(f"/apis/{WITHIN}/namespaces/{namespace}/rolebindings/team-viewer")
         wait_until(

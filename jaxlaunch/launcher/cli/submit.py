@@ -138,20 +138,31 @@ def submit_command(
         raise
 
 
-def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -> str:
-    """Submit jobs one after the other, as the command submits one, and return the namespace.
+def submit_jobs(
+    job_file: Path,
+    overrides_by_job: Sequence[Sequence[str]],
+    context: str | None,
+    *,
+    is_rehearsal: bool,
+) -> str:
+    """Submit a job with several overrides, one after the other as the command submits one.
 
-    A dry run only prints their manifests.
+    A dry run only prints the manifests.
+
+    Returns:
+        The namespace of the jobs.
     """
+    files = [jobs.read_job(job_file, overrides) for overrides in overrides_by_job]
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = files[0].spec.namespace or cluster.namespace
     default_values = _read_defaults(cluster, job_namespace)
-    for file in files:
+    for file, overrides in zip(files, overrides_by_job, strict=True):
         prepared = _prepare_job(file, cluster, job_namespace, default_values)
         if is_rehearsal:
             output.show_documents(prepared.manifests)
             continue
         manifests = prepared.manifests_with_secret()
+        record_words(manifests[0], job_file, overrides, None)
         notes = checks.check_submission(cluster, manifests, replace=False, watch=False, force=False)
         output.show_messages(*notes)
         submission = Submission(cluster, manifests, output.show_messages)

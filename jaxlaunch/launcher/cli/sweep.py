@@ -270,17 +270,14 @@ def _submit_members(
     changes = [f"labels.{SWEEP_LABEL}={sweep}"]
     if settings["namespace"] is not None:
         changes.append(f"namespace={settings['namespace']}")
-    files = [
-        jobs.read_job(job_file, [*member.changes, f"name={member.name}", *changes])
-        for member in members.values()
-    ]
+    overrides = [[*member.changes, f"name={member.name}", *changes] for member in members.values()]
     if settings["is_rehearsal"]:
-        submit.submit_jobs(files, context, is_rehearsal=True)
+        submit.submit_jobs(job_file, overrides, context, is_rehearsal=True)
         return 0
     table.folder.mkdir(parents=True, exist_ok=True)
     with run_folders.hold_lock(table.folder, LOCK):
         table.record_sweep(sweep_settings, members)
-        namespace = submit.submit_jobs(files, context, is_rehearsal=False)
+        namespace = submit.submit_jobs(job_file, overrides, context, is_rehearsal=False)
         for name in members:
             table.record_state(table.members[name], RunState.SUBMITTED)
     commands = f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them"

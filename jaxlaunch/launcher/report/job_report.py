@@ -30,8 +30,8 @@ _MAX_TEXT_CHARS = 2000
 _MAX_LINE_CHARS, _MAX_TAIL_LINES, _MAX_RANKS = 500, 60, 64
 # The situations of a gang that trains.
 _RUNNING_SITUATIONS = ("running", "restarted")
-# The kinds of objects on which an explanation depends.
-_EXPLAINED_KINDS = ("events", "jobs", "workloads", "nodes", "localqueues", "namespaces")
+# Kinds of objects that belong to no namespace.
+_CLUSTER_KINDS = ("nodes", "namespaces", "clusterqueues")
 
 
 class ExplanationTexts(Protocol):
@@ -168,10 +168,9 @@ class JobReport(Report):
                 unread[place] = [self.unread_log]
         if self.logs.unread:
             unread["ranks"] = list(self.logs.unread)
-        if explained := [kind for kind in _EXPLAINED_KINDS if kind in reasons]:
-            unread["explanation"] = [
-                self._explain_unread(kind, reasons[kind]) for kind in explained
-            ]
+        # An explanation depends on all other kinds.
+        if kinds := [kind for kind in reasons if kind not in ("pods", "log")]:
+            unread["explanation"] = [self._explain_unread(kind, reasons[kind]) for kind in kinds]
         if self.status.committed is not None:
             unread["checkpoints"] = [
                 f"Step {self.status.committed} is saved. The files of checkpoints are on the "
@@ -187,6 +186,8 @@ class JobReport(Report):
 
 def describe_missing_right(resource: str, namespace: str) -> str:
     """Return a sentence about a resource that the viewer may not read."""
+    if resource in _CLUSTER_KINDS:
+        return f"{resource}: you may not read {resource}."
     verb = "read logs" if resource == "pods/log" else f"list {resource}"
     return f"{resource}: you may not {verb} in namespace {namespace}."
 

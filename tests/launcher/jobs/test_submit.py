@@ -133,6 +133,21 @@ def test_manifests_equal_render(server: Server, run: Run) -> None:
     assert annotations == rendered["metadata"]["annotations"]
 
 
+def test_jobs_of_sweep_record_their_words(server: Server, run: Run) -> None:
+    """The dashboard shows the keys of a sweep, and `explain` the command of each job."""
+    result = run("sweep", "job.yaml", "restarts.crash=1,2", "--name", "swept", "--cluster")
+    assert result.code == 0, result.err
+    words = {}
+    for path in server.stored("/jobsets/"):
+        metadata = server.objects[path]["metadata"]
+        assert metadata["labels"]["sweep"] == "swept"
+        words[metadata["name"]] = json.loads(metadata["annotations"][SUBMITTED_WORDS])
+    assert words == {
+        "swept-000": ["job.yaml", "restarts.crash=1", "name=swept-000", "labels.sweep=swept"],
+        "swept-001": ["job.yaml", "restarts.crash=2", "name=swept-001", "labels.sweep=swept"],
+    }
+
+
 def test_dry_run_prints_manifests(server: Server, run: Run) -> None:
     result = submit_job(run, "--dry-run")
     kinds = [entry["kind"] for entry in yaml.safe_load_all(result.out)]

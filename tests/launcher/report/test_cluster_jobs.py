@@ -151,7 +151,7 @@ def test_page_of_running_job(server: Server, jobs: ClusterJobs) -> None:
     assert [row[0] for row in data["hosts"]] == ["0", "1"]
     assert [rank["rank"] for rank in data["ranks"]] == [0, 1]
     assert data["ranks"][0]["tail"][0] == "line 0"
-    # The records of the agent are no lines of a rank.
+    # The records of the agent do not belong to a rank.
     assert not any("jaxlaunch" in line for rank in data["ranks"] for line in rank["tail"])
     assert data["explanation"]["headline"] == "lm runs: training at step 200 of 1000"
     assert "steps: 1000" in data["job"] and data["unread"] == {}
@@ -232,8 +232,8 @@ def test_missing_right_is_said_at_its_place(
         assert data["curves"]["loss"]
 
 
-# Reads that only change an answer if a namespace is being deleted. A viewer's role has no right to
-# them, and a refusal is no news.
+# Reads that change an answer only if a namespace is being deleted. The role of a viewer lacks the
+# right to them, and a refusal changes nothing.
 OPTIONAL = {("get", "namespaces", "")}
 
 
