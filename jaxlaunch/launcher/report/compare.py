@@ -88,12 +88,12 @@ def curve_lines(runs: Sequence[Report], metric: str, axis: str) -> list[Line]:
     return lines
 
 
-def find_ranking(runs: Sequence[RunReport], metrics: Sequence[str]) -> tuple[str, bool] | None:
+def find_ranking(runs: Sequence[Report], metrics: Sequence[str]) -> tuple[str, bool] | None:
     """Return the metric by which runs are sorted, and whether higher values are better, or None.
 
     It is the first of `metrics`, or else that of the jobs' best checkpoints, or a loss.
     """
-    best = dict(run_files.best_metric(run.brief.folder) for run in runs)
+    best = dict(run_files.best_metric(run.job) for run in runs)
     names = {name for run in runs for name in run.named_curves()}
     choices = [*metrics[:1], *([] if metrics else best), "eval/loss", "loss"]
     metric = next((name for name in choices if name in names), None)
