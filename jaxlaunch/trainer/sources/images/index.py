@@ -33,7 +33,7 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImageError
 
 # Version of the cached index. Increase it when an index is built differently.
-VERSION = 1
+VERSION = 2
 # Number of images in the digest of an index, and number of bytes of each.
 DIGEST_SAMPLES = 64
 SAMPLE_BYTES = 4096
@@ -306,13 +306,22 @@ def _load_index(folder: Path, mark: str) -> Index:
     return Index(names=names, **loaded, **scalars)
 
 
+def _relative_names(index: Index) -> bytes:
+    """Return the names of all files relative to their common folder."""
+    if index.root or not len(index.end_F):
+        return index.names
+    # The files of a glob or a list have absolute names.
+    paths = [index.file_path(file) for file in range(len(index.end_F))]
+    return b"\0".join(map(os.fsencode, files.relative_names(paths)))
+
+
 def _with_digest(index: Index) -> Index:
     """Add a digest of names, ranges, labels and a bounded sample of the images' bytes to the index.
 
     Names are relative to the common folder, because the same images may be mounted elsewhere on the
     next machine.
     """
-    identity = index.identity.encode() or index.names
+    identity = index.identity.encode() or _relative_names(index)
     digest = hashlib.sha256(json.dumps(index.classes).encode(errors="surrogatepass") + identity)
     for array in index.arrays(("label_N", "start_N", "size_N")).values():
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -96,6 +96,32 @@ def test_all_layouts_give_the_same_images(tmp_path, stored) -> None:
     assert read_examples(path) == expected  # from the cache
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda folder: f"{made_images.write_folders(folder)}/*/*.png",
+        write_csv,
+        lambda folder: made_images.write_folders(folder / "train").parent,
+    ],
+    ids=["glob", "csv", "folder"],
+)
+def test_fingerprint_does_not_depend_on_the_place_of_the_files(tmp_path, stored) -> None:
+    fingerprints = set()
+    for place in ("first", "second/deeper"):
+        (tmp_path / place).mkdir(parents=True)
+        source = images.open_source(make_block(stored(tmp_path / place)), "train")
+        fingerprints.add(source.fingerprint())
+    assert len(fingerprints) == 1
+
+
+def test_fingerprint_of_a_glob_depends_on_names_below_the_common_folder(tmp_path) -> None:
+    folder = made_images.write_folders(tmp_path / "set")
+    block = make_block(f"{folder}/*/*.png")
+    first = images.open_source(block, "train").fingerprint()
+    (folder / "cat" / "0.png").rename(folder / "cat" / "00.png")
+    assert images.open_source(block, "train").fingerprint() != first
+
+
 def test_index_is_rebuilt_only_when_files_change(tmp_path, monkeypatch) -> None:
     folder = made_images.write_folders(tmp_path / "set")
     first = images.open_source(make_block(folder), "train")
