@@ -113,6 +113,7 @@ class Member:
             say=say,
             on_report=lambda child, message: self.reports.take_report(child, message),
             on_end=self._on_child_end,
+            may_restart=self._may_restart_in_place,
         )
         self.leader = LeaderConnection(
             config,
@@ -220,6 +221,18 @@ class Member:
             self._say("holds no rank now: it is a spare, ready to take those of a lost host")
             self.processes.keep_standbys()
         self._loop.call_later(HELLO_TIMEOUT_S, lambda: self.reports.check_hellos(children))
+
+    def _may_restart_in_place(self) -> bool:
+        """Return whether another attempt may follow in these pods, as far as this host knows."""
+        job = self._config.job
+        if job.in_place_limit == 0:
+            return False
+        # Restarts after a stop of one host, to grow, or for a requeue code are not counted.
+        if job.replaces or job.requeue_codes or self.gang.get("attempt") != self.state.attempt:
+            return True
+        # A newly committed step gives the attempt all restarts again.
+        has_committed = self.gang["of"].get("first_committed") is not None
+        return has_committed or self.gang["left"].get("in_place") != 0
 
     def _choose_bind_address(self) -> str:
         """Return the address at which JAX's coordinator listens.

@@ -367,12 +367,15 @@ class Processes:
         say: Callable[[str], None],
         on_report: Callable[[Child, Mapping[str, Any]], None],
         on_end: Callable[[Child, int], None],
+        may_restart: Callable[[], bool],
     ) -> None:
         # Processes of this attempt by rank, including those that have ended.
         self.children: dict[int, Child] = {}
         self._config, self._loop = config, loop
         self._site_folder, self._stdout = site_folder, stdout
         self._say, self._on_report, self._on_end = say, on_report, on_end
+        # Returns whether another attempt may follow in the same pods.
+        self._may_restart = may_restart
         # Standby processes by local rank, since the rank is not known before the next attempt.
         self._standbys: dict[int, Standby] = {}
         self._killed_standbys = 0
@@ -472,9 +475,9 @@ class Processes:
     # --- standby processes ------------------------------------------------------------------------
 
     def keep_standbys(self) -> None:
-        """Start missing standby processes, once the ranks run steps."""
+        """Start missing standby processes, once the ranks run steps, if the job may restart."""
         job = self._config.job
-        if job.command is not None or job.in_place_limit == 0 or self._has_failed_standby:
+        if job.command is not None or self._has_failed_standby or not self._may_restart():
             return
         for local_rank in range(self._config.job.processes_per_host):
             if local_rank not in self._standbys:

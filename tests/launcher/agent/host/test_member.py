@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import socket
@@ -89,6 +90,47 @@ def test_rank_that_is_stopped_while_it_starts_is_not_blamed(
     agent.state.is_stopping = False
     agent.reports.check_hellos([child])
     say.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    ("changes", "left", "committed", "attempt", "may_restart"),
+    [
+        ({}, 2, None, 1, True),
+        ({}, 0, None, 1, False),
+        ({}, 0, 40, 1, True),
+        # The last message of the leader was about the attempt before.
+        ({}, 0, None, 0, True),
+        ({"in_place_limit": 0}, 0, 40, 1, False),
+        ({"replaces": True}, 0, None, 1, True),
+        ({"requeue_codes": {42: "free"}}, 0, None, 1, True),
+    ],
+)
+def test_standby_process_is_kept_only_for_an_allowed_restart(
+    member: tuple[Member, MagicMock],
+    changes: dict[str, Any],
+    left: int,
+    committed: int | None,
+    attempt: int,
+    may_restart: bool,
+) -> None:
+    agent, _ = member
+    job = dataclasses.replace(agent._config.job, command=None, **changes)
+    place = dataclasses.replace(agent._config, job=job)
+    agent._config = agent.processes._config = place
+    agent.state.start_attempt(1)
+    progress = {} if committed is None else {"first_committed": committed}
+    agent.gang = {"attempt": attempt, "of": progress, "left": {"in_place": left}}
+    started: list[int] = []
+
+    def start_child(rank: int, *_: Any, **__: Any) -> MagicMock:
+        started.append(rank)
+        return MagicMock()
+
+    with patch.object(agent.processes, "_start_child", start_child):
+        agent.processes.keep_standbys()
+    assert started == ([0] if may_restart else [])
+    for standby in agent.processes._standbys.values():
+        standby.close()
 
 
 def make_connection() -> tuple[socket.socket, socket.socket]:
