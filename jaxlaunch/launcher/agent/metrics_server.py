@@ -6,6 +6,7 @@ the processes of this host serve on Unix sockets. A process that does not answer
 
 from __future__ import annotations
 
+import errno
 import json
 import platform
 import re
@@ -26,6 +27,8 @@ MAX_REQUEST_BYTES, MAX_EXPOSITION_BYTES = 8 * 1024, 4 * 1024 * 1024
 # Beyond this number, a new connection replaces the oldest one that waits for its client.
 MAX_CONNECTIONS = 16
 REQUEST_TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0
+# Pause before the next connection is accepted if no descriptor was free.
+ACCEPT_RETRY_S = 1.0
 # A scrape is expected within this time. Prometheus scrapes every minute by default.
 SCRAPE_INTERVAL_S = 75.0
 
@@ -70,7 +73,7 @@ class MetricsServer:
         self._on_scrape: Callable[[], None] = lambda: None
         self._listener = open_listener(host, port)
         self._listener.setblocking(False)
-        loop.watch(self._listener.fileno(), READ, lambda mask: self._accept_request())
+        self._start_accepting()
 
     @property
     def port(self) -> int:
@@ -94,11 +97,18 @@ class MetricsServer:
         """Remove a closed connection."""
         del self._open[request]
 
+    def _start_accepting(self) -> None:
+        self.loop.watch(self._listener.fileno(), READ, lambda mask: self._accept_request())
+
     def _accept_request(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
-            # The client closed the connection before it was accepted.
+        except OSError as error:
+            # If no descriptor is free, the listener would be ready again at once. Otherwise the
+            # client closed the connection before it was accepted.
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self.loop.unwatch(self._listener.fileno())
+                self.loop.call_later(ACCEPT_RETRY_S, self._start_accepting)
             return
         if len(self._open) >= MAX_CONNECTIONS:
             slow = next((request for request in self._open if request.waits_for_client), None)
@@ -221,7 +231,11 @@ class MetricsGatherer:
             self._finish()
 
     def _connect_socket(self, path: str) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            # No descriptor is free.
+            return
         sock.setblocking(False)
         try:
             sock.connect(path)

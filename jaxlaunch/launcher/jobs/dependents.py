@@ -8,6 +8,7 @@ compared with the manifest.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
@@ -270,16 +271,18 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
             return False
         version, fields = current["metadata"]["resourceVersion"], f"metadata.name={name}"
         watch_limit_s = max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
-        for event, _ in cluster.watch(
+        events = cluster.watch(
             kind,
             namespace,
             fields=fields,
             since=version,
             objects=[current],
             limit_s=watch_limit_s,
-        ):
-            if event == "DELETED":
-                break
+        )
+        with contextlib.closing(events):
+            for event, _ in events:
+                if event == "DELETED":
+                    break
         current = cluster.get(kind, name, namespace)
     return True
 

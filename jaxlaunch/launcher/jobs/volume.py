@@ -144,7 +144,8 @@ def read_run_folder(
                 error.hint = error.hint or f"reading a volume requires {rights}"
             raise
         pod = _wait_until_started(cluster, namespace, name, explain_wait)
-        files = parse_answer(cluster.log(namespace, pod, follow=True), jobset["metadata"]["uid"])
+        with contextlib.closing(cluster.log(namespace, pod, follow=True)) as lines:
+            files = parse_answer(lines, jobset["metadata"]["uid"])
         is_done = True
         return files
     finally:
@@ -272,11 +273,13 @@ def _wait_until_started(
     deadline, labels = time.monotonic() + START_TIMEOUT_S, f"{NAME_LABEL}={name}"
     while (remaining_s := deadline - time.monotonic()) > 0:
         limit_s = min(remaining_s, _WATCH_PERIOD_S)
-        for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=limit_s):
-            for status in pod.get("status", {}).get("containerStatuses") or ():
-                state_names = (status.get("state") or {}).keys()
-                if status["name"] == MAIN_CONTAINER and state_names & {"running", "terminated"}:
-                    return str(pod["metadata"]["name"])
+        events = cluster.watch(PODS, namespace, labels=labels, limit_s=limit_s)
+        with contextlib.closing(events):
+            for _, pod in events:
+                for status in pod.get("status", {}).get("containerStatuses") or ():
+                    state_names = (status.get("state") or {}).keys()
+                    if status["name"] == MAIN_CONTAINER and state_names & {"running", "terminated"}:
+                        return str(pod["metadata"]["name"])
     problem = f"has not started after {START_TIMEOUT_S:.0f} s"
     raise ClusterError(f"The pod that reads the volume {problem}: {explain_wait(name)}")
 

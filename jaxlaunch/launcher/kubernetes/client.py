@@ -226,7 +226,7 @@ class Cluster:
         limit_bytes: int | None = None,
         timestamps: bool = False,
         timeout_s: float | None = None,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Yield the lines of a container's log; `since` is a time in RFC 3339.
 
         Lines over 1 MiB come in pieces.

@@ -249,6 +249,7 @@ class Transport:
                     # The traceback refers to this frame. Without the cycle, connections of the
                     # frames above are closed at once and not by the garbage collector.
                     del failure
+            del failure
             time.sleep(pause_s)
         raise AssertionError("the last attempt raises")
 
@@ -325,11 +326,15 @@ class Transport:
 def _read_body(response: Any, deadline: float) -> bytes:
     """Return the body. The read timeout only limits the time between two bytes."""
     chunks = []
-    for chunk in response.stream(_CHUNK_BYTES, decode_content=True):
-        chunks.append(chunk)
-        if time.monotonic() > deadline:
-            response.close()
-            raise ReadTimeoutError(response, "", "the answer did not end in time")
+    try:
+        for chunk in response.stream(_CHUNK_BYTES, decode_content=True):
+            chunks.append(chunk)
+            if time.monotonic() > deadline:
+                raise ReadTimeoutError(response, "", "the answer did not end in time")
+    except BaseException:
+        # The traceback keeps the response, and urllib3 closes it only after some errors.
+        response.close()
+        raise
     response.release_conn()
     return b"".join(chunks)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from unittest.mock import MagicMock
 
 import pytest
 
 from jaxlaunch.launcher.agent.host.rank_reports import Profiles
 from jaxlaunch.launcher.agent.io.loop import Loop
-from jaxlaunch.launcher.agent.metrics_server import MAX_CONNECTIONS, MetricsServer
+from jaxlaunch.launcher.agent.metrics_server import MAX_CONNECTIONS, MetricsGatherer, MetricsServer
 
 
 @pytest.fixture
@@ -43,6 +45,26 @@ def ask(port: int, head: str) -> tuple[int, str]:
         result = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     answer, _, body = result.partition("\r\n\r\n")
     return int(answer.split()[1]), body
+
+
+def test_server_without_free_descriptors_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = MagicMock()
+    server = MetricsServer(loop, "127.0.0.1", 0, lambda: ["/a"], lambda texts: "", {})
+    listener = server._listener
+    server._listener = MagicMock(**{"fileno.return_value": listener.fileno()})
+    server._listener.accept.side_effect = OSError(errno.EMFILE, "Too many open files")
+    loop.reset_mock()
+    server._accept_request()
+    loop.unwatch.assert_called_once_with(listener.fileno())
+    (_, accept_again), _ = loop.call_later.call_args
+    accept_again()
+    assert loop.watch.call_args.args[0] == listener.fileno()
+    # A scrape in this state omits the metrics of the processes.
+    texts: list[list[str]] = []
+    monkeypatch.setattr(socket, "socket", MagicMock(side_effect=OSError(errno.EMFILE, "no")))
+    MetricsGatherer(loop, ["/a", "/b"], lambda answers: texts.append(list(answers)))
+    assert texts == [[]]
+    listener.close()
 
 
 def test_silent_connections_do_not_block_a_scrape(port: int) -> None:
