@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -170,7 +171,10 @@ _WIDE_HEADINGS = ", ".join(column.heading for column in COLUMNS if column.is_wid
 @options.cluster_options("The namespace to list. [default: the context's]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List all namespaces.")
 @options.location_options
-@options.screen_output_option(f"The form of the output; wide adds {_WIDE_HEADINGS}.")
+@options.screen_output_option(
+    f"The form of the output; wide adds {_WIDE_HEADINGS}; name is what other commands take.", "name"
+)
+@options.watch_option
 def list_command(
     folder: Path,
     namespace: str | None,
@@ -178,6 +182,7 @@ def list_command(
     context: str | None,
     location: str | None,
     output_format: str | None,
+    is_watching: bool,
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
@@ -186,6 +191,23 @@ def list_command(
     its runs in each state; -o json and -o yaml have its runs one by one. With -n, -A, --context or
     --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
     """
+
+    def show() -> None:
+        _list_jobs(folder, namespace, all_namespaces, context, location, output_format)
+
+    if is_watching:
+        output.repeat_output(show)
+    show()
+
+
+def _list_jobs(
+    folder: Path,
+    namespace: str | None,
+    all_namespaces: bool,
+    context: str | None,
+    location: str | None,
+    output_format: str | None,
+) -> None:
     sweep_folder = run_folders.find_sweep(str(folder))
     sweep = None if sweep_folder is None else SweepTable(sweep_folder)
     ranking = None if sweep is None else _find_ranking(sweep)
@@ -204,6 +226,10 @@ def list_command(
             "A folder and --local select this machine; -n, -A, --context and --cluster select a "
             "cluster."
         )
+    if has_folder and not folder.is_dir():
+        message = f"{folder} is neither a folder with runs nor a sweep."
+        name = shlex.quote(folder.name)
+        raise UserError(message, f"`launcher list` lists all; `launcher status {name}` shows one.")
     runs = [] if asks_cluster else [RunView(run).status for run in run_folders.list_runs(folder)]
     jobs, empty_message, error = list[JobStatus](), "", None
     if location != "local" and not has_folder:
@@ -212,7 +238,7 @@ def list_command(
         )
     if error is not None and not runs and not jobs:
         raise error
-    if runs or jobs or output_format in ("json", "yaml"):
+    if runs or jobs or output_format in ("json", "yaml", "name"):
         with_namespace = all_namespaces or bool(runs and jobs)
         _show_jobs(
             [*runs, *jobs],
@@ -236,7 +262,9 @@ def _show_jobs(
     home: Path | None = None,
     ranking: Ranking | None = None,
 ) -> None:
-    if output_format in ("json", "yaml"):
+    if output_format == "name":
+        output.show_lines(*map(_qualify_name, jobs))
+    elif output_format in ("json", "yaml"):
         output.show_data([job.to_json() for job in jobs], output_format)
     else:
         rows, is_wide = _group_rows(jobs, home), output_format == "wide"
@@ -248,6 +276,11 @@ def _find_ranking(sweep: SweepTable) -> Ranking | None:
     """Return the metric of a sweep, or None if its file does not have it."""
     metric, mode = (sweep.settings.get(key) for key in ("metric", "mode"))
     return Ranking(metric, mode == "max") if isinstance(metric, str) else None
+
+
+def _qualify_name(job: JobStatus) -> str:
+    """Return the name of a job, or the path of a run, which no job can have as its name."""
+    return job.name if job.folder is None else os.path.relpath(job.folder)
 
 
 def _read_cluster_jobs(

@@ -52,11 +52,13 @@ HEAD_BYTES = 256 * 1024
     help="Follow until the job ends, across restarts.",
 )
 @click.option(
+    "-r",
     "--rank",
     metavar="N,N-M|all",
     help="Ranks to show. [default: all; of more than 16, 0 and the failed one]",
 )
 @click.option(
+    "-p",
     "--previous",
     is_flag=True,
     help="Show how earlier attempts ended, and lines before the last JobSet restart.",
@@ -92,6 +94,7 @@ def logs_command(
     folder, are printed rank by rank.
     """
     since_s = options.parse_duration("--since", since)
+    _explain_line_count(namespace)
     selection = logs.parse_selection(rank, pattern)
     window = LogWindow(None if since_s is None else int(since_s), tail)
     if (previous or is_from_volume) and is_following:
@@ -132,6 +135,13 @@ def logs_command(
         cluster, snapshot.namespace, name, selection=selection, show=show, say=say, window=window
     )
     return 0
+
+
+def _explain_line_count(namespace: str | None) -> None:
+    """Show the option for the last lines, if the namespace is a number as `tail -n` has it."""
+    if namespace is not None and namespace.isdecimal():
+        advice = f"the last {namespace} lines of each host are --tail {namespace}"
+        show_messages(f"-n {namespace} is read as a namespace; {advice}")
 
 
 def _read_job(cluster: Cluster, namespace: str, name: str) -> Snapshot:

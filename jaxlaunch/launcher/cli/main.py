@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import importlib
 import io
-import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -89,6 +88,15 @@ MODULES: Mapping[str, str] = {
 class Commands(click.Group):
     """A group whose commands are imported when they are called."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, after a word of another tool is replaced or answered."""
+        if args and not ctx.resilient_parsing and args[0] not in COMMANDS and args[0][:1] != "-":
+            # Imported here, because --help must not wait for it.
+            from jaxlaunch.launcher.cli import habits
+
+            args = habits.translate_words(args)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the sorted names of all commands."""
         return sorted(COMMANDS)
@@ -120,7 +128,8 @@ class Commands(click.Group):
             suggestions = find_nearest(args[0], COMMANDS) or find_completions(args[0], COMMANDS)
             suggestion = f" Did you mean '{suggestions[0]}'?" if suggestions else ""
             ctx.fail(f"No such command '{args[0]}'.{suggestion}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, rest if command is None else _split_values(command, rest)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by group, and examples, for --help."""
@@ -137,8 +146,24 @@ class Commands(click.Group):
         formatter.write(f"\n{READ_MORE}\n")
 
 
+def _split_values(command: click.Command, args: list[str]) -> list[str]:
+    """Return the arguments with `-o=json` split into `-o json`, which kubectl accepts, too."""
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    flags = {flag for option in options if not option.is_flag for flag in option.opts}
+    words, previous = list[str](), ""
+    for index, word in enumerate(args):
+        if word == "--":
+            return words + args[index:]
+        # The value of an option may look like one.
+        is_value = previous in flags
+        is_joined = word[:2] in flags and word[2:3] == "=" and not is_value
+        words += [word[:2], word[3:]] if is_joined else [word]
+        previous = "" if is_value or is_joined else word
+    return words
+
+
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="jaxlaunch", prog_name="launcher")
+@click.version_option(None, "-V", "--version", package_name="jaxlaunch", prog_name="launcher")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """One job.yaml, from a laptop to a pod slice: train with JAX on one host or many."""
@@ -160,8 +185,13 @@ def main() -> NoReturn:
         click.echo(escape_controls(str(error)), err=True)
         code = error.exit_code
     except click.ClickException as error:
+        if isinstance(error, click.UsageError):
+            # Imported here, because --help must not wait for it.
+            from jaxlaunch.launcher.cli import habits
+
+            error = habits.explain_error(error, COMMANDS)
         text = io.StringIO()
-        _explain_option(error).show(text)
+        error.show(text)
         click.echo(escape_controls(text.getvalue()), err=True, nl=False)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
@@ -169,23 +199,6 @@ def main() -> NoReturn:
     # Without this, the garbage collection at exit would take longer than all else after the result.
     gc.freeze()
     sys.exit(code)
-
-
-def _explain_option(error: click.ClickException) -> click.ClickException:
-    """Add the nearest option, or how to write a key of a job, to an error of an unknown option."""
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return error
-    # Imported here, because --help must not wait for it.
-    from jaxlaunch.spelling import find_nearest
-
-    name, parameters = error.option_name, error.ctx.command.params
-    groups = (parameter.opts for parameter in parameters if isinstance(parameter, click.Option))
-    suggestions = find_nearest(name, [*itertools.chain(*groups)])
-    message = f"No such option '{name}'."
-    if not suggestions and any(parameter.name == "overrides" for parameter in parameters):
-        message += " A key of the job has no dashes, as in hosts=2; arguments of your program "
-        message += "belong in its command:."
-    return click.NoSuchOption(name, message, suggestions, error.ctx)
 
 
 if __name__ == "__main__":

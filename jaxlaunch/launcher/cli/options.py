@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,15 +74,88 @@ def _combine(*decorators: Decorator) -> Decorator:
     return decorate
 
 
+# Interpreters and launchers of programs, which users type where a job file belongs.
+PROGRAMS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun", "bash", "sh")
+
+
+def _check_job_file(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
+    """Return the path. Raises UserError for a program in the place of a job file."""
+    if file is not None and (file.suffix == ".py" or str(file) in PROGRAMS):
+        # Imported here, because it is needed only for the error.
+        from jaxlaunch.launcher.cli import habits
+
+        raise habits.explain_program(str(file))
+    return file
+
+
 # The arguments JOB_FILE and KEY=VALUE, as `job_file` and `overrides`.
 job_arguments = _combine(
-    click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path)),
+    click.argument(
+        "job_file",
+        metavar="JOB_FILE",
+        type=click.Path(path_type=Path),
+        callback=_check_job_file,
+    ),
     click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_keys),
 )
 
 
+# Prefixes of names in the output of kubectl and of this command.
+_KIND_PREFIXES = ("job/", "jobset/", "jobset.jobset.x-k8s.io/")
+
+
+def _resolve_name(context: click.Context, name: str) -> str:
+    """Return a name without its kind. Raises UserError for a job file, which is no name."""
+    for prefix in _KIND_PREFIXES:
+        name = name.removeprefix(prefix)
+    path = Path(name)
+    if name.startswith("run/") and not path.exists():
+        return f"runs/{path.name}"
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        from jaxlaunch.launcher.yaml import reader
+
+        job = reader.read_document(path).data
+        job_name = job.get("name") if isinstance(job, dict) else None
+        command = shlex.join(["launcher", context.info_name or "", str(job_name or "JOB_NAME")])
+        raise UserError(f"{name} is a job file, not the name of a job.", f"`{command}`.")
+    return name
+
+
+def _resolve_names(
+    context: click.Context, _: click.Parameter, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(_resolve_name(context, name) for name in names)
+
+
+def _resolve_single_name(
+    context: click.Context, _: click.Parameter, names: tuple[str, ...]
+) -> str | None:
+    """Return the only name. Raises UsageError, with a command for each, if there are several."""
+    if len(names) > 1:
+        commands = (shlex.join(["launcher", context.info_name or "", name]) for name in names)
+        listed = ", ".join(f"`{command}`" for command in commands)
+        raise click.UsageError(f"{context.info_name} takes one name: {listed}.", context)
+    return _resolve_name(context, names[0]) if names else None
+
+
 run_argument = click.argument("run", shell_complete=complete_runs)
-name_argument = click.argument("name", metavar="JOB_NAME", shell_complete=complete_runs)
+name_argument = click.argument(
+    "name",
+    metavar="JOB_NAME",
+    nargs=-1,
+    required=True,
+    callback=_resolve_single_name,
+    shell_complete=complete_runs,
+)
+# The argument of commands that take several names, as `names`.
+names_argument = click.argument(
+    "names",
+    metavar="JOB_NAME...",
+    nargs=-1,
+    required=True,
+    callback=_resolve_names,
+    shell_complete=complete_runs,
+)
 
 
 class _Folder(click.Path):
@@ -149,12 +223,16 @@ def output_option(*formats: str) -> Decorator:
     )
 
 
-def screen_output_option(text: str) -> Decorator:
+def screen_output_option(text: str, *other_formats: str) -> Decorator:
     """Return the option --output, as `output_format`, which is None for a person's screen."""
-    kind = click.Choice(["json", "yaml", "wide"])
+    kind = click.Choice(["json", "yaml", "wide", *other_formats])
     return click.option("-o", "--output", "output_format", type=kind, help=text)
 
 
+# The option --watch, as `is_watching`.
+watch_option = click.option(
+    "-w", "--watch", "is_watching", is_flag=True, help="Show it again every 5 seconds until Ctrl-C."
+)
 # The option --from-volume, as `is_from_volume`.
 from_volume_option = click.option(
     "--from-volume",

@@ -7,15 +7,18 @@ logs, the API server), so control characters are escaped. The colours of program
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from jaxlaunch.launcher.cli import screen_lines
 from jaxlaunch.launcher.cli.screen_lines import Colour, Paragraph
@@ -34,6 +37,10 @@ from jaxlaunch.launcher.yaml import writer
 _ERASE_LINE = "\r\x1b[2K"
 # Erases the line above the cursor.
 _ERASE_LINE_ABOVE = "\x1b[1A\x1b[2K"
+# Moves the cursor to the top of the terminal and erases everything below it.
+_CLEAR_SCREEN = "\x1b[H\x1b[J"
+# Seconds between two looks of --watch, each of which reads the cluster.
+WATCH_PERIOD_S = 5.0
 _write_lock = threading.RLock()
 # The rows of the status, and the same with colours.
 _status = _coloured_status = ""
@@ -187,6 +194,36 @@ def _stream_width(stream: TextIO) -> int | None:
         return os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError):
         return None
+
+
+class _Page(io.StringIO):
+    """Text for another stream, whose properties it has."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of the stream."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self._stream.isatty()
+
+
+def repeat_output(show: Callable[[], object]) -> NoReturn:
+    """Show something again and again, until Ctrl-C, on a terminal always at its top."""
+    is_terminal, is_first = sys.stdout.isatty(), True
+    while True:
+        # What is shown is collected first, so that the terminal is never empty for long.
+        with contextlib.redirect_stdout(_Page(sys.stdout)) as text:
+            show()
+        start = _CLEAR_SCREEN if is_terminal else "" if is_first else "\n"
+        _write_line(start + text.getvalue().removesuffix("\n"))
+        is_first = False
+        time.sleep(WATCH_PERIOD_S)
 
 
 def show_status(*lines: str) -> None:

@@ -17,8 +17,13 @@ from jaxlaunch.launcher.manifests.jobset import prepare
 @options.job_arguments
 @click.option("-n", "--namespace", help="The namespace to run in. [default: the job's]")
 @options.defaults_option("none")
+@options.output_option("yaml", "json")
 def render_command(
-    job_file: Path, overrides: tuple[str, ...], namespace: str | None, defaults_file: Path | None
+    job_file: Path,
+    overrides: tuple[str, ...],
+    namespace: str | None,
+    defaults_file: Path | None,
+    output_format: str,
 ) -> None:
     """Print JOB_FILE as Kubernetes manifests.
 
@@ -28,6 +33,10 @@ def render_command(
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     cluster_defaults = defaults.load_defaults(defaults_file)
     file = jobs.read_job(job_file, overrides)
-    output.show_documents(prepare(file, cluster_defaults).manifests)
+    manifests = prepare(file, cluster_defaults).manifests
+    if output_format == "json":
+        output.show_data({"apiVersion": "v1", "kind": "List", "items": manifests}, "json")
+    else:
+        output.show_documents(manifests)
     if file.spec.gang_secret:
         output.show_messages(security.secret_instruction(file.spec.name))

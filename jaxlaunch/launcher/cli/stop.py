@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import click
 
 from jaxlaunch.launcher.cli import job_view, options, output
-from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs import dependents, lifecycle
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
@@ -29,8 +32,22 @@ _STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0
 _GRACE_S = 60.0
 
 
+def _run_for_each(names: Sequence[str], act: Callable[[str], int]) -> int:
+    """Act on each name, whatever becomes of the others, and return the largest exit code."""
+    if len(names) == 1:
+        return act(names[0])
+    codes = []
+    for name in dict.fromkeys(names):
+        try:
+            codes.append(act(name))
+        except UserError as error:
+            output.show_lines(str(error), is_result=False)
+            codes.append(error.exit_code)
+    return max(codes)
+
+
 @click.command("stop")
-@options.name_argument
+@options.names_argument
 @options.cluster_options()
 @options.location_options
 @click.option(
@@ -42,7 +59,7 @@ _GRACE_S = 60.0
     help="How long to wait. [default: the job's grace and 1 minute]",
 )
 def stop_command(
-    name: str,
+    names: tuple[str, ...],
     namespace: str | None,
     context: str | None,
     location: str | None,
@@ -55,9 +72,25 @@ def stop_command(
     `launcher submit` of the same file resumes it from that checkpoint, `launcher delete` removes
     it. A run, given by its name below runs/ or by its folder, ends as if Ctrl-C had been pressed in
     its terminal; `launcher run` of the same file resumes it. With the name of a sweep, all of its
-    runs are stopped, here or on the cluster.
+    runs are stopped, here or on the cluster. Several names are stopped one after the other.
     """
     limit_s = options.parse_duration("--timeout", timeout)
+
+    def stop(name: str) -> int:
+        return _stop_by_name(name, namespace, context, location, limit_s, no_wait=no_wait)
+
+    return _run_for_each(names, stop)
+
+
+def _stop_by_name(
+    name: str,
+    namespace: str | None,
+    context: str | None,
+    location: str | None,
+    limit_s: float | None,
+    *,
+    no_wait: bool,
+) -> int:
     if location is None and (sweep := run_folders.find_sweep(name)) is not None:
         return _stop_sweep(SweepTable(sweep), limit_s, no_wait=no_wait)
     if (run := job_view.find_local_run(name, namespace, context, location)) is not None:
@@ -165,20 +198,53 @@ def _stop_jobs(sweep: SweepTable, cluster: Cluster, namespace: str) -> int:
     return 0
 
 
+def _has_job(name: str) -> bool:
+    """Return whether the context's namespace has a job with the name of a run here."""
+    if os.sep in name:
+        return False
+    try:
+        cluster = Cluster.connect(None)
+        cluster.limit_call_time(job_view.NAME_CHECK_TIMEOUT_S)
+        return cluster.get(JOBSETS, name) is not None
+    except ClusterError:
+        return False
+
+
 @click.command("delete")
-@options.name_argument
+@options.names_argument
 @options.cluster_options()
 @click.option(
     "-y", "--yes", is_flag=True, help="Do not ask before deleting a job that has not ended."
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
 def delete_command(
-    name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool
+    names: tuple[str, ...], namespace: str | None, context: str | None, yes: bool, no_wait: bool
 ) -> int:
     """Delete job JOB_NAME.
 
-    Its processes save first. What they wrote to volumes and buckets is not deleted.
+    Its processes save first. What they wrote to volumes and buckets is not deleted. A run on this
+    machine is a folder, which `rm -r` deletes. Several names are deleted one after the other.
     """
+
+    def delete(name: str) -> int:
+        return _delete_by_name(name, namespace, context, yes=yes, no_wait=no_wait)
+
+    return _run_for_each(names, delete)
+
+
+def _delete_by_name(
+    name: str, namespace: str | None, context: str | None, *, yes: bool, no_wait: bool
+) -> int:
+    folder = None
+    if namespace is None and context is None:
+        folder = run_folders.find_run(name) or run_folders.find_sweep(name)
+    if folder is not None and not _has_job(name):
+        path = os.path.relpath(folder)
+        message = f"{name} is a run on this machine, and delete is for jobs of a cluster."
+        hint = f"`rm -r {shlex.quote(path)}` deletes its folder, with its checkpoints"
+        if find_holder(folder) is not None or find_holder(folder, LOCK) is not None:
+            hint += f"; it is still running: `launcher stop {shlex.quote(name)}` first"
+        raise UserError(message, f"{hint}.")
     cluster = Cluster.connect(context, output.show_messages)
     jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
     if not yes and terminal_state(jobset) is None and not lifecycle.is_stopped(cluster, jobset):

@@ -11,7 +11,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.diagnose.doctor import checks
-from jaxlaunch.launcher.errors import ApiError, UnreachableError, UserError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
@@ -25,6 +25,9 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.launcher.manifests.jobset import PreparedJob, prepare
+
+# Timeout of a call for a dry run, which needs no cluster.
+_DRY_RUN_TIMEOUT_S = 3.0
 
 
 class Submit(click.Command):
@@ -44,7 +47,8 @@ class Submit(click.Command):
     "--dry-run",
     type=click.Choice(["client", "server"]),
     metavar="[=server]",
-    help="Print the manifests; with =server, send them to the server to validate. Nothing is kept.",
+    help="Print the manifests, also without a cluster; with =server, send them to the server to "
+    "validate. Nothing is kept.",
 )
 @click.option(
     "-f",
@@ -94,8 +98,8 @@ def submit_command(
     if timeout is not None and not is_watching:
         raise UserError("--timeout needs --wait or --follow.", "add one of them.")
     limit_s, file = options.parse_duration("--timeout", timeout), jobs.read_job(job_file, overrides)
-    if dry_run == "client" and defaults_file is not None:
-        output.show_documents(prepare(file, defaults.load_defaults(defaults_file)).manifests)
+    if dry_run == "client":
+        print_manifests([file], context, defaults_file)
         return 0
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = file.spec.namespace or cluster.namespace
@@ -104,9 +108,6 @@ def submit_command(
     else:
         default_values = defaults.load_defaults(defaults_file)
     prepared = _prepare_job(file, cluster, job_namespace, default_values)
-    if dry_run == "client":
-        output.show_documents(prepared.manifests)
-        return 0
     manifests = prepared.manifests_with_secret()
     record_words(manifests[0], job_file, overrides, defaults_file)
     submission = Submission(cluster, manifests, output.show_messages)
@@ -138,16 +139,38 @@ def submit_command(
         raise
 
 
+def print_manifests(
+    files: Sequence[JobFile], context: str | None, defaults_file: Path | None = None
+) -> None:
+    """Print the manifests of jobs, with the defaults of the cluster if there is one."""
+    cluster, default_values = None, defaults.load_defaults(defaults_file)
+    if defaults_file is None:
+        try:
+            cluster = Cluster.connect(context)
+            cluster.limit_call_time(_DRY_RUN_TIMEOUT_S)
+            namespace = files[0].spec.namespace or cluster.namespace
+            default_values = _read_defaults(cluster, namespace)
+        except ClusterError as error:
+            if context is not None or isinstance(error, ApiError):
+                raise
+            cluster = None
+            advice = "so the manifests are without its defaults, which --defaults FILE reads"
+            output.show_messages(f"no cluster answers, {advice}: {error.message}")
+    for file in files:
+        if cluster is None:
+            prepared = prepare(file, default_values)
+        else:
+            namespace = file.spec.namespace or cluster.namespace
+            prepared = _prepare_job(file, cluster, namespace, default_values)
+        output.show_documents(prepared.manifests)
+
+
 def submit_jobs(
     job_file: Path,
     overrides_by_job: Sequence[Sequence[str]],
     context: str | None,
-    *,
-    is_rehearsal: bool,
 ) -> str:
     """Submit a job with several overrides, one after the other as the command submits one.
-
-    A dry run only prints the manifests.
 
     Returns:
         The namespace of the jobs.
@@ -158,9 +181,6 @@ def submit_jobs(
     default_values = _read_defaults(cluster, job_namespace)
     for file, overrides in zip(files, overrides_by_job, strict=True):
         prepared = _prepare_job(file, cluster, job_namespace, default_values)
-        if is_rehearsal:
-            output.show_documents(prepared.manifests)
-            continue
         manifests = prepared.manifests_with_secret()
         record_words(manifests[0], job_file, overrides, None)
         notes = checks.check_submission(cluster, manifests, replace=False, watch=False, force=False)

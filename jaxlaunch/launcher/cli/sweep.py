@@ -272,12 +272,13 @@ def _submit_members(
         changes.append(f"namespace={settings['namespace']}")
     overrides = [[*member.changes, f"name={member.name}", *changes] for member in members.values()]
     if settings["is_rehearsal"]:
-        submit.submit_jobs(job_file, overrides, context, is_rehearsal=True)
+        files = [jobs.read_job(job_file, changes) for changes in overrides]
+        submit.print_manifests(files, context)
         return 0
     table.folder.mkdir(parents=True, exist_ok=True)
     with run_folders.hold_lock(table.folder, LOCK):
         table.record_sweep(sweep_settings, members)
-        namespace = submit.submit_jobs(job_file, overrides, context, is_rehearsal=False)
+        namespace = submit.submit_jobs(job_file, overrides, context)
         for name in members:
             table.record_state(table.members[name], RunState.SUBMITTED)
     commands = f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them"

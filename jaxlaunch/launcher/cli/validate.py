@@ -82,6 +82,7 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], output_format: 
         job_notes.find_unexportable_options(job),
         job_notes.list_missing_modules(job, folder),
         job_notes.find_lost_exit_codes(job, folder),
+        job_notes.find_unexpanded_variables(job),
     )
     lines = itertools.chain(
         [f"{job_file}: ok"], describe_request(job), data, (f"note: {note}" for note in notes)

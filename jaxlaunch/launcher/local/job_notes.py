@@ -25,6 +25,8 @@ from jaxlaunch.trainer.spec import Mixture, PublishedModel, Source
 MAX_SCRIPT_BYTES = 1 << 18
 # The largest number of files that are counted in a folder.
 MAX_FILES = 100_000
+# A variable of a shell. Kubernetes expands $(NAME), in a pod alone.
+_VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\})")
 _MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
 
@@ -119,6 +121,16 @@ def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
             yield (
                 f"{path}: no module {module} is in {folder} or installed here; a run needs it "
                 "there or in its image"
+            )
+
+
+def find_unexpanded_variables(job: JobSpec) -> Iterator[str]:
+    """Yield a sentence for each value of `env` with a variable, which nothing expands."""
+    for name, value in job.env.items():
+        if (match := _VARIABLE.search(value)) is not None:
+            yield (
+                f"env.{name} holds {match[0]}, which is not expanded: values of env are as "
+                "written; a shell expands it, as in command: [sh, -c, …]"
             )
 
 

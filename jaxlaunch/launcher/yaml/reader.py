@@ -37,6 +37,7 @@ from yaml.reader import ReaderError
 
 from jaxlaunch.launcher.errors import Fault, KeyPath, UserError, keys_overlap
 from jaxlaunch.launcher.wording import format_key_path, shorten_text
+from jaxlaunch.spelling import find_nearest
 
 # The type of the argument `opener` of `open`.
 Opener = Callable[[str, int], int]
@@ -129,12 +130,19 @@ class Document:
 
 
 def read_document(path: Path, opener: Opener | None = None) -> Document:
-    """Read a file. Raises UserError if it cannot be read, is too large or not UTF-8."""
+    """Read a file, or with the path `-` stdin.
+
+    Raises UserError if it cannot be read, is too large or not UTF-8.
+    """
+    source = Path("/dev/stdin") if str(path) == "-" and not path.exists() else path
     try:
-        with open(path, "rb", buffering=0, opener=opener or _open_without_waiting) as file:
+        with open(source, "rb", buffering=0, opener=opener or _open_without_waiting) as file:
             content = _read_content(file)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file.", "create one with `launcher init`.") from None
+        hint = "create one with `launcher init`."
+        if (neighbour := _find_neighbour(path)) is not None:
+            hint = f"did you mean {neighbour}?"
+        raise UserError(f"{path}: no such file.", hint) from None
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}.") from None
     if len(content) > MAX_BYTES:
@@ -147,6 +155,17 @@ def read_document(path: Path, opener: Opener | None = None) -> Document:
         message = f"{path}:{line}: is not UTF-8 (byte 0x{content[error.start]:02x})."
         raise UserError(message, "save the file as UTF-8.") from None
     return parse_document(text, str(path))
+
+
+def _find_neighbour(path: Path) -> Path | None:
+    """Return the YAML file in the same folder whose name is nearest, or None."""
+    try:
+        names = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
+    except OSError:
+        return None
+    same_stem = [name for name in names if name.rpartition(".")[0] in (path.stem, path.name)]
+    nearest = same_stem or find_nearest(path.name, names)
+    return path.with_name(nearest[0]) if nearest else None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

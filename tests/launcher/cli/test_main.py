@@ -101,8 +101,13 @@ def test_unknown_command_suggests_nearest(run_launcher: Launcher) -> None:
     ("option", "message"),
     [
         (
-            "--steps",
+            "--flavour",
             "A key of the job has no dashes, as in hosts=2; arguments of your program "
+            "belong in its",
+        ),
+        (
+            "--steps",
+            "A key of the job has no dashes: train.steps=VALUE. Arguments of your program "
             "belong in its",
         ),
         ("--simulte", "No such option '--simulte'. Did you mean '--simulate'?"),

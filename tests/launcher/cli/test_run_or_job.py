@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
@@ -76,6 +78,40 @@ def test_runs_are_listed_if_the_cluster_fails(call: Call, server: Server) -> Non
     server.on("GET", "jobsets", *[lambda handler: handler.fail(403, "Forbidden", "no") or True] * 9)
     shown = call("list")
     assert shown.code == 3 and shown.out.splitlines()[1].split()[:2] == ["lm", "Failed"]
+
+
+def test_output_is_repeated_until_interrupted(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = iter((None, None, KeyboardInterrupt()))
+
+    def sleep(_: float) -> None:
+        if (pause := next(pauses)) is not None:
+            raise pause
+
+    monkeypatch.setattr(output, "time", SimpleNamespace(sleep=sleep))
+    assert call("list", "--local", "--watch").out.count("NAME") == 3
+    pauses = iter((KeyboardInterrupt(),))
+    shown = call("status", "lm", "--local", "-w", "-o", "json")
+    assert (shown.code, json.loads(shown.out)["name"]) == (130, "lm")
+
+
+def test_names_are_those_that_other_commands_take(call: Call) -> None:
+    assert call("list", "-o", "name").out.splitlines() == ["runs/lm", "lm", "other"]
+    assert json.loads(call("status", "runs/lm", "-o=json").out)["name"] == "lm"
+
+
+def test_several_jobs_are_deleted_whatever_becomes_of_the_first(call: Call, server: Server) -> None:
+    shown = call("delete", "nothing", "jobset.jobset.x-k8s.io/other", "--yes", "--no-wait")
+    assert shown.code == 2 and "nothing" in shown.err
+    assert JOBSETS.path("team", "other") not in server.objects
+    assert call("stop", "runs/lm", "nothing", "--no-wait").code == 2
+
+
+def test_job_is_deleted_although_a_run_has_its_name(call: Call, server: Server) -> None:
+    assert call("delete", "runs/lm").code == 2 and Path("runs/lm").is_dir()
+    assert call("delete", "lm", "--yes", "--no-wait").code == 0
+    assert JOBSETS.path("team", "lm") not in server.objects
+    shown = call("delete", "lm")
+    assert shown.code == 2 and "`rm -r runs/lm` deletes its folder" in shown.err
 
 
 def test_runs_are_listed_by_a_python_without_ssl(

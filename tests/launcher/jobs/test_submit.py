@@ -20,6 +20,7 @@ import yaml
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
+from jaxlaunch.launcher.cli import submit
 from jaxlaunch.launcher.kubernetes.kinds import (
     CONFIGMAPS,
     JOBSETS,
@@ -172,6 +173,21 @@ def test_dry_run_with_defaults_file_needs_no_cluster(
     (project_folder / "defaults.yaml").write_text("platform: gke\n")
     monkeypatch.setenv("KUBECONFIG", "/dev/null")
     assert run("submit", "--dry-run", "job.yaml", "--defaults", "defaults.yaml").code == 0
+
+
+@pytest.mark.parametrize("has_kubeconfig", [True, False])
+def test_dry_run_without_a_cluster_renders(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_kubeconfig: bool
+) -> None:
+    path = str(tmp_path / "nothing")
+    if has_kubeconfig:
+        path = str(apiserver.write_kubeconfig(tmp_path, "http://127.0.0.1:9", "team-a"))
+    monkeypatch.setenv("KUBECONFIG", path)
+    monkeypatch.setattr(submit, "_DRY_RUN_TIMEOUT_S", 0.2)
+    result = submit_job(run, "--dry-run")
+    assert result.code == 0 and "no cluster answers, so the manifests are without its" in result.err
+    assert result.out == run("render", "job.yaml").out
+    assert submit_job(run, "--dry-run", "--context", "nothing").code == 3
 
 
 def test_server_dry_run_writes_nothing(server: Server, run: Run) -> None:
