@@ -196,20 +196,15 @@ def _stream_width(stream: TextIO) -> int | None:
         return None
 
 
-class _Page(io.StringIO):
-    """Text for another stream, whose properties it has."""
+class _Page(io.TextIOWrapper):
+    """Text in memory, written as to another stream: in its encoding, and with its colours."""
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__()
+        super().__init__(io.BytesIO(), encoding=stream.encoding, errors="replace")
         self._stream = stream
 
-    @property
-    def encoding(self) -> str:
-        """The encoding of the stream."""
-        return self._stream.encoding
-
     def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
+        """Return whether the other stream is a terminal."""
         return self._stream.isatty()
 
 
@@ -218,10 +213,11 @@ def repeat_output(show: Callable[[], object]) -> NoReturn:
     is_terminal, is_first = sys.stdout.isatty(), True
     while True:
         # What is shown is collected first, so that the terminal is never empty for long.
-        with contextlib.redirect_stdout(_Page(sys.stdout)) as text:
+        with contextlib.redirect_stdout(_Page(sys.stdout)) as page:
             show()
+        page.seek(0)
         start = _CLEAR_SCREEN if is_terminal else "" if is_first else "\n"
-        _write_line(start + text.getvalue().removesuffix("\n"))
+        _write_line(start + page.read().removesuffix("\n"))
         is_first = False
         time.sleep(WATCH_PERIOD_S)
 
