@@ -207,6 +207,10 @@ class _Page(io.TextIOWrapper):
         """Return whether the other stream is a terminal."""
         return self._stream.isatty()
 
+    def fileno(self) -> int:
+        """Return the descriptor of the other stream, whose width is that of a terminal."""
+        return self._stream.fileno()
+
 
 def repeat_output(show: Callable[[], object]) -> NoReturn:
     """Show something again and again, until Ctrl-C, on a terminal always at its top."""
