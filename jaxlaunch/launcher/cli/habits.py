@@ -22,7 +22,7 @@ from jaxlaunch.launcher.errors import UserError
 # What kubectl and others write between a verb and a name.
 RESOURCES = ("job", "jobs", "jobset", "jobsets", "run", "runs", "workload", "workloads")
 JOB_SUFFIXES = (".yaml", ".yml")
-# The words after these options are no operands.
+# The words after these options are values.
 _OPTIONS_WITH_VALUES = ("-n", "--namespace", "--context", "-o", "--output", "-u", "--user")
 
 
@@ -232,7 +232,7 @@ _WORD_ROWS: tuple[tuple[Alias | Advice, str], ...] = (
         "config, context, contexts, use-context, ctx, ns, namespace, namespaces, configure, "
         "config use-context, config get-contexts, switch, profile-use, whoami",
     ),
-    (_COST, "cost, costs, cost-report, price, prices, billing, budget, spend"),
+    (_COST, "cost, costs, cost-report, price, prices, billing, spend"),
     (_TRACK, "wandb, mlflow, tensorboard, trackio, sync, offline, track, login, comet, neptune"),
     (_PAGES, "ui, web, board, open, view, browse, gui, page, plot, curves, charts, graph"),
     (_SERVE, "serve, server, vllm, endpoint, deploy-model"),

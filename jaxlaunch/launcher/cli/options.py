@@ -105,7 +105,7 @@ _KIND_PREFIXES = ("job/", "jobset/", "jobset.jobset.x-k8s.io/")
 
 
 def _resolve_name(context: click.Context, name: str) -> str:
-    """Return a name without its kind. Raises UserError for a job file, which is no name."""
+    """Return a name without its kind. Raises UserError for a job file."""
     for prefix in _KIND_PREFIXES:
         name = name.removeprefix(prefix)
     path = Path(name)
