@@ -21,12 +21,45 @@ from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.verdict import FailureKind, Verdict
 
 # Fields of a summary and of its `of` that a table of runs does not show.
-_LONG_FIELDS = {"notes", "stacks", "nccl"} | {"made_of", "restart"}
-_OMITTED_IF_EMPTY = {"stacks", "nccl", "starts", "steps"}
+_LONG_FIELDS = {"notes", "stacks", "nccl", "memory"} | {"made_of", "restart"}
+_OMITTED_IF_EMPTY = {"stacks", "nccl", "starts", "steps", "memory"}
 # The message of a refused start is cut to this length.
 MAX_REFUSAL_CHARS = 1_000
 # Fields of `of` that are omitted after the end of the attempt, when its AttemptRecord has them.
 _OMITTED_AT_END = {"seconds", "unsafe_s", "judged", "restart"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RankMemory:
+    """The most memory of a process and of its host in an attempt.
+
+    With it, a process that ran out of memory is distinguished from one that a person has killed.
+    """
+
+    rank: NonNegativeInt
+    host: NonNegativeInt
+    # Most memory of the process, in GiB.
+    process_gib: Seconds
+    # Most memory in use on the host or in its container, and the limit. None if they are unknown.
+    host_gib: Seconds | None = None
+    host_limit_gib: Seconds | None = None
+
+    @property
+    def used_share(self) -> float:
+        """Share of the limit that was in use on the host, 0 if it is unknown."""
+        return (self.host_gib or 0.0) / self.host_limit_gib if self.host_limit_gib else 0.0
+
+    def describe(self) -> str:
+        """Return for example `process 7.1 GiB, host 3: 7.95 of 8 GiB (99 %)`."""
+        process, use = f"process {self.process_gib:.3g} GiB", self.describe_use()
+        return f"{process}, host {self.host}: {use}" if use else process
+
+    def describe_use(self) -> str:
+        """Return the memory in use on the host as `7.95 of 8 GiB (99 %)`, or "" if unknown."""
+        if self.host_gib is None or not self.host_limit_gib:
+            return ""
+        used = f"{self.host_gib:.3g} of {self.host_limit_gib:.3g} GiB"
+        return f"{used} ({100 * self.used_share:.0f} %)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +86,8 @@ class AttemptRecord:
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     # The hosts that held the ranks. None if each host held the ranks of its index, or if not known.
     members: HostRanges | None = None
+    # The memory of the rank that ended the attempt, if it is known.
+    memory: RankMemory | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the line."""
@@ -194,6 +229,8 @@ class Summary(TimedNumbers):
     restart_seconds: Sequence[RestartRow] = ()
     # The answer of NCCL's RAS after a hang.
     nccl: str = ""
+    # The memory of the largest rank on each of the fullest hosts, in the newest attempt.
+    memory: Sequence[RankMemory] = ()
 
     @property
     def status(self) -> str:

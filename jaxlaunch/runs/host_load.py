@@ -96,6 +96,12 @@ def read_resident_bytes() -> float | None:
         return None
 
 
+def read_peak_bytes(pid: int, root: Path = Path("/")) -> float | None:
+    """Return the most resident memory that a running process has had, or None if it is unknown."""
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", _read_text(root / f"proc/{pid}/status"), re.MULTILINE)
+    return None if match is None else 1024.0 * float(match[1])
+
+
 class HostLoad:
     """Memory of the host and load of its processors, for the lines of metrics.jsonl."""
 

@@ -81,10 +81,17 @@ def test_exception_of_a_rank_ends_every_rank(tmp_path: Path) -> None:
     assert len(pids) == 4
 
 
+BLOCK_BYTES = 1 << 28
+
+
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 1 was killed by SIGKILL at step 20"),
+        (
+            f"block = bytearray({BLOCK_BYTES}); os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "rank 1 was killed by SIGKILL at step 20",
+        ),
         ("os._exit(3)", 83, "rank 1's program ended with exit code 3 at step 20"),
         (
             "print('cannot go on'); sys.exit(3)",
@@ -102,6 +109,10 @@ def test_rank_that_dies_without_a_report_is_named(
     )
     assert codes == [code, code]
     assert words in gang.verdict["message"]
+    # Although the process has ended, and on another host than the leader.
+    memory = gang.attempts[-1]["memory"]
+    assert (memory["rank"], memory["host"]) == (1, 1)
+    assert (memory["process_gib"] > BLOCK_BYTES / 2**30) is ("block" in fault)
 
 
 def test_last_output_is_the_traceback_of_a_silent_program(tmp_path: Path) -> None:

@@ -151,6 +151,9 @@ def _list_facts(run: Run, status: JobStatus) -> Iterator[Text]:
         yield Text("last good checkpoint: step {step}", step=status.committed)
     if status.goodput is not None:
         yield Text("goodput: {goodput:.1%}", goodput=status.goodput)
+    if run.attempt_records and (memory := run.attempt_records[-1].memory) is not None:
+        text = "most memory of rank {rank}: {memory}"
+        yield Text(text, rank=memory.rank, memory=memory.describe())
     if (refusal := status.refused_start) is not None:
         template = "start {start} was refused (exit {code}): {message}"
         yield Text(template, **{name: refusal[name] for name in ("start", "code", "message")})

@@ -20,7 +20,7 @@ from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.run_numbers import TimedNumbers
-from jaxlaunch.records.summary import StartRecord, Summary, newest_effective_start
+from jaxlaunch.records.summary import RankMemory, StartRecord, Summary, newest_effective_start
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder, start_rows
 
@@ -37,6 +37,7 @@ _STACK_CHARS, _MESSAGE_CHARS, _KEY_CHARS = 8000, 2000, 100
 SECTIONS: Mapping[str, Any] = {
     "notes": [],
     "ranks": [],
+    "memory": [],
     "hosts": [],
     "checkpoints": [],
     "differs": [],
@@ -117,6 +118,10 @@ class Report(abc.ABC):
     def list_sections(self) -> dict[str, Any]:
         """Return the sections of the page that only this source has, by SECTIONS."""
 
+    def list_memory_facts(self) -> list[tuple[str, str]]:
+        """Return what is known of the memory of other hosts than the first."""
+        return []
+
     # Whether the history of the ranks has the steps by which each is behind.
     has_lag: ClassVar[bool] = True
 
@@ -157,6 +162,7 @@ class Report(abc.ABC):
         facts = list(numbers.describe_numbers())
         if memory := headline.describe_memory(self.metrics.curves):
             facts.append(("most memory", memory))
+        facts += self.list_memory_facts()
         cards = self._list_results()
         if speed := headline.describe_speed(self.metrics.curves):
             cards.append(("Speed", speed))
@@ -280,12 +286,18 @@ class RunReport(Report):
         return {
             "notes": [escape_controls(note)[:_MESSAGE_CHARS] for note in notes],
             "ranks": self._list_ranks(),
+            "memory": list(map(_memory_row, () if self.summary is None else self.summary.memory)),
             "checkpoints": run_files.list_checkpoints(self.folder, self.evals),
             "differs": run_files.list_changes(self.folder, self.starts),
             "classes": run_files.read_classification(self.folder),
             "samples": self._list_samples(),
             "commands": self._list_commands(),
         }
+
+    def list_memory_facts(self) -> list[tuple[str, str]]:
+        """Return the memory of the fullest host. The curves have that of the first one."""
+        fullest = () if self.summary is None else self.summary.memory[:1]
+        return [("fullest host", row.describe()) for row in fullest if row.host > 0]
 
     def describe_state(self) -> dict[str, str]:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
@@ -421,6 +433,16 @@ def _sanitize_value(value: Any, depth: int = 0) -> Any:
     return value if is_number or type(value) is bool else None
 
 
+def _memory_row(memory: RankMemory) -> dict[str, Any]:
+    """Return the memory of a rank and of its host as the page shows it."""
+    return {
+        "rank": memory.rank,
+        "host": memory.host,
+        "process": f"{memory.process_gib:.3g} GiB",
+        "used": memory.describe_use(),
+    }
+
+
 def _attempt_row(attempt: Attempt) -> dict[str, Any]:
     row: dict[str, Any] = {"start": attempt.start, "number": attempt.number}
     row |= {"from": round(attempt.begin, 3), "to": round(attempt.end, 3)}
@@ -436,5 +458,6 @@ def _attempt_row(attempt: Attempt) -> dict[str, Any]:
         "rank": verdict.rank,
         "step": verdict.step,
         "saved": record.last_committed,
+        "memory": "" if record.memory is None else record.memory.describe(),
         "traceback": escape_controls(verdict.traceback or "")[-_STACK_CHARS:],
     }

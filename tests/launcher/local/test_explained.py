@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import run_explanation, run_folders
 from jaxlaunch.launcher.local.run_folders import Run
-from jaxlaunch.records.summary import Summary
+from jaxlaunch.records.summary import RankMemory, Summary
 from jaxlaunch.records.verdict import ExceptionFacts, Failure, FailureKind, verdict_for_code
+from jaxlaunch.runs import layout
 from tests.launcher.commands import parse_command
+from tests.launcher.report import made_runs
 
 
 def test_file_error_of_local_run_does_not_mention_pods(tmp_path: Path) -> None:
@@ -32,6 +36,16 @@ def test_file_error_of_local_run_does_not_mention_pods(tmp_path: Path) -> None:
     again = f"launcher run {tmp_path}/job.yaml --run-dir {tmp_path}"
     assert answer.next_move == f"fix the program: the traceback shows where; then `{again}`."
     assert answer.commands == (tuple(again.split()),)
+
+
+def test_memory_of_a_killed_rank_is_a_fact(tmp_path: Path) -> None:
+    made_runs.run(tmp_path / "run", codes=(contract.KILLED,), points=1)
+    path = tmp_path / "run" / layout.ATTEMPTS
+    memory = dataclasses.asdict(RankMemory(3, 1, 7.0, 7.9, 8.0))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"memory": memory}) + "\n")
+    answer = run_explanation.explain_run(run_folders.open_run(tmp_path / "run"), None)
+    fact = "most memory of rank 3: process 7 GiB, host 1: 7.9 of 8 GiB (99 %)"
+    assert fact in answer.facts
 
 
 def test_command_of_local_run_is_the_one_that_started_it(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.report import headline, page, run_files
 from jaxlaunch.launcher.report.run import RunReader
-from jaxlaunch.records.summary import AttemptProgress, StartRecord, Summary
+from jaxlaunch.records.summary import AttemptProgress, RankMemory, StartRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import layout
 from tests.launcher.invoke import launcher
@@ -232,6 +233,29 @@ def test_invalid_lines_are_skipped(tmp_path: Path, name: str, line: str) -> None
     text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
 
     assert len(text) < 1_000_000
+
+
+def test_memory_of_each_host_and_of_the_killed_rank_is_on_page(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made_runs.run(run, codes=(137, 0), points=5)
+    full, other = RankMemory(3, 1, 7.0, 7.9, 8.0), RankMemory(0, 0, 0.5)
+    path = run / "summary.json"
+    summary = Summary.from_json(json.loads(path.read_text()))
+    summary = dataclasses.replace(summary, memory=[full, other])
+    path.write_text(json.dumps(summary.to_json()))
+    first, last = (run / "attempts.jsonl").read_text().splitlines()
+    record = json.loads(first) | {"memory": dataclasses.asdict(full)}
+    (run / "attempts.jsonl").write_text(f"{json.dumps(record)}\n{last}\n")
+
+    data = RunReader(run).read_report().to_json()
+
+    assert data["memory"] == [
+        {"rank": 3, "host": 1, "process": "7 GiB", "used": "7.9 of 8 GiB (99 %)"},
+        {"rank": 0, "host": 0, "process": "0.5 GiB", "used": ""},
+    ]
+    text = "process 7 GiB, host 1: 7.9 of 8 GiB (99 %)"
+    assert [row["memory"] for row in data["attempts"]] == [text, ""]
+    assert ("fullest host", text) in data["facts"]
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])

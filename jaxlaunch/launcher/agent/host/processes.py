@@ -90,6 +90,8 @@ class Child:
         self.end = ProgramEnd()
         # Notes that were sent to the leader.
         self.notes: set[str] = set()
+        # The most memory of one of its processes that have ended.
+        self.peak_bytes = 0
         self._on_output, self._on_report = on_output, on_report
         self._output = LinePipe(loop, contract.MAX_LINE, self._take_output)
         pipe_path = environ[contract.PROGRESS]
@@ -560,8 +562,11 @@ class Processes:
             if not tree.stop_leftovers() and not is_awaited:
                 tree.kill()
 
-    def _on_reaped(self, pid: int, code: int) -> None:
+    def _on_reaped(self, pid: int, code: int, peak_bytes: int) -> None:
         for child in self.children.values():
+            # A program may have outlived the wrapper that started it.
+            if pid in (child.tree.pid, child.tree.program_pid):
+                child.peak_bytes = max(child.peak_bytes, peak_bytes)
             if child.tree.pid == pid:
                 child.tree.mark_reaped()
                 self._finish_child(child, code, time.monotonic())

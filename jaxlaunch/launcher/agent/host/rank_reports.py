@@ -26,6 +26,7 @@ from urllib.parse import parse_qs
 from jaxlaunch import atomic_file, contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config, read_tracker_name
+from jaxlaunch.launcher.agent.gang.memory import HostMemory
 from jaxlaunch.launcher.agent.gang.nccl import NcclQuery, should_query_nccl
 from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, StatusChanges
 from jaxlaunch.launcher.agent.gang.root_cause import EventKind, is_signal_exit_code
@@ -35,7 +36,7 @@ from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S
 from jaxlaunch.records import codec
 from jaxlaunch.records.verdict import HangFacts
-from jaxlaunch.runs import layout
+from jaxlaunch.runs import host_load, layout
 from jaxlaunch.runs.host_load import HostLoad
 from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, replace_non_finite
 
@@ -46,6 +47,8 @@ MAX_NOTE_CHARS = 2000
 MAX_STACKS_CHARS = 16_000
 # A program that has ended behind a wrapper is reported as lost after this time.
 LOST_PROGRAM_S = 0.5
+# Time between two reads of the memory of the processes and of this host.
+MEMORY_PERIOD_S = 2.0
 # Processes must write their stacks within this time.
 STACKS_TIMEOUT_S = 2.0
 # Cause in contract.RESTART_CAUSES by phase of rank 0, if their names differ.
@@ -76,7 +79,7 @@ class RankReports:
         self._config, self._state, self._processes, self._clock = config, state, processes, clock
         self._leader, self._say, self._metrics = leader, say, metrics
         self._stacks: _StackDump | None = None
-        self._beat_at = time.monotonic()
+        self._beat_at = self._memory_read_at = time.monotonic()
         self._oom_kills = resources.count_oom_kills()
         self._changes = StatusChanges()
         # Ranks of this attempt whose exceeded timeout was reported, and ranks whose missing site
@@ -87,12 +90,15 @@ class RankReports:
         self._lost_at: dict[int, float] = {}
         # Ranks with a process that the OOM killer killed in this attempt.
         self._oom_ranks: set[int] = set()
+        # The memory in this attempt, and what the leader knows of it.
+        self._memory = self._sent_memory = HostMemory()
 
     def start_attempt(self) -> None:
         """Reset the state of the previous attempt."""
         self._overdue_ranks.clear()
         self._lost_at.clear()
         self._oom_ranks.clear()
+        self._memory = self._sent_memory = HostMemory()
         self._ranks_without_hook.clear()
         self._metrics.unsent, self._changes = None, StatusChanges()
         if self._clock is not None:
@@ -136,6 +142,9 @@ class RankReports:
         is_oom = is_killed and self._is_oom_kill(child)
         if is_oom:
             code = -signal.SIGKILL
+        # The record of the attempt has the memory of the rank that ended it.
+        self._memory = self._memory.with_peak(child.rank, child.peak_bytes)
+        self._send_memory()
         # The failure must precede the exit event: the exit code 0 of a shell would mean success.
         self._report_hidden_failure(child, code)
         self.send_beat()
@@ -191,6 +200,9 @@ class RankReports:
 
     def tick(self, now: float) -> None:
         """Send reports that are due."""
+        if now - self._memory_read_at >= MEMORY_PERIOD_S:
+            self._memory_read_at = now
+            self._read_memory()
         if now - self._beat_at >= HEARTBEAT_S:
             self.send_beat()
         if self._state.verdict is None:
@@ -207,6 +219,25 @@ class RankReports:
                     self._leader.send("stacks", **fields, text=text[-MAX_STACKS_CHARS:])
         if (answer := dump.take_nccl()) is not None:
             self._leader.send("nccl", attempt=self._state.attempt, text=answer)
+
+    def _read_memory(self) -> None:
+        """Record the memory of the processes and of this host."""
+        memory = host_load.read_memory()
+        in_use, limit = memory["in_use"], memory["limit"]
+        if in_use is not None and limit is not None:
+            self._memory = self._memory.with_use(in_use, limit)
+        for child in self._processes.alive_children():
+            peak_bytes = host_load.read_peak_bytes(child.tree.program_pid or child.tree.pid)
+            if peak_bytes is not None:
+                self._memory = self._memory.with_peak(child.rank, peak_bytes)
+        if self._memory.has_grown_from(self._sent_memory):
+            self._send_memory()
+
+    def _send_memory(self) -> None:
+        if self._leader.is_admitted and self._processes.children:
+            self._sent_memory = self._memory
+            fields = self._memory.to_wire()
+            self._leader.send("memory", attempt=self._state.attempt, memory=fields)
 
     def send_beat(self) -> None:
         """Send the changes in the status of the ranks, and the newest metrics."""

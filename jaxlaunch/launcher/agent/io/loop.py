@@ -105,7 +105,7 @@ class Loop:
         signal.signal(signal_number, lambda *_: None)
 
     def on_child_exit(
-        self, on_ending: Callable[[int], None], on_reaped: Callable[[int, int], None]
+        self, on_ending: Callable[[int], None], on_reaped: Callable[[int, int, int], None]
     ) -> None:
         """Call back for every child that ends, including adopted orphans.
 
@@ -114,8 +114,8 @@ class Loop:
         Args:
             on_ending: Called with the pid before the child is reaped, so that the kernel cannot
                 reuse the pid.
-            on_reaped: Called with the pid and the exit code (or minus the signal) after the child
-                was reaped.
+            on_reaped: Called after the child was reaped with its pid, its exit code (or minus the
+                signal), and the most bytes of memory that it or a descendant had.
         """
 
         def reap_children() -> None:
@@ -127,9 +127,10 @@ class Loop:
                 if child is None:
                     return
                 on_ending(child.si_pid)
-                _, status = os.waitpid(child.si_pid, 0)
+                _, status, usage = os.wait4(child.si_pid, 0)
                 code = os.waitstatus_to_exitcode(status)
-                on_reaped(child.si_pid, code)
+                # The unit is KiB (getrusage(2)).
+                on_reaped(child.si_pid, code, 1024 * usage.ru_maxrss)
                 if (on_exit := self._exit_callbacks.pop(child.si_pid, None)) is not None:
                     on_exit(code)
 

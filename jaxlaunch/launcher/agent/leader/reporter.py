@@ -59,6 +59,8 @@ LOCAL_WRITE_INTERVAL_S, SHARED_WRITE_INTERVAL_S = 1.0, 10.0
 # Seconds between two writes of the JobSet's annotation, and the longest wait for the last of them.
 ANNOTATE_INTERVAL_S, ANNOTATE_WAIT_S = 60.0, 10.0
 MAX_NOTES, MAX_NOTE_CHARS = 50, 2_000
+# Hosts whose memory is in the summary.
+MAX_MEMORY_ROWS = 64
 
 
 class RunState:
@@ -188,6 +190,7 @@ class RunState:
             restart_seconds=history.restart_rows(
                 gang.records, gang.attempt_number, self._restart_seconds(now)
             ),
+            memory=gang.attempt.list_memory(MAX_MEMORY_ROWS),
             **numbers,
         )
 
@@ -328,6 +331,7 @@ class Reporter:
             ended=time.time(),
             restart=self._clock.restart.last_seconds,
             members=table.to_wire() if table.has_moved_hosts else None,
+            memory=gang.attempt.rank_memory(verdict.rank),
         )
         self.state.earlier_seconds = seconds
         records = self._run_folder.read_records(self._config.uid)

@@ -201,6 +201,7 @@ function renderAttempts(run) {
         "td",
         { class: "why" },
         last.message,
+        last.memory ? el("p", {}, `Most memory of rank ${last.rank}: ${last.memory}.`) : null,
         last.traceback
           ? el(
               "details",
@@ -245,9 +246,20 @@ function renderHosts(run) {
   return section("hosts", "Hosts", rows.length ? makeTable(heads, rows, "Hosts") : null, ...unread);
 }
 
+// The largest process and the memory in use of each host, the fullest host first. A process that was
+// killed on a full host ran out of memory.
+function renderMemory(hosts) {
+  if (hosts.length < 2) return [];
+  const rows = hosts.map(({ host, rank, process, used }) =>
+    tableRow(numberCell(host), numberCell(used || "–"), numberCell(rank), numberCell(process)),
+  );
+  const head = ["#Host", "#Most in use", "#Largest rank", "#Its process"];
+  return [el("h3", {}, "Memory by host"), makeTable(head, rows, "Memory by host")];
+}
+
 function renderRanks(run) {
   const unread = unreadNotes(run, "ranks");
-  if (!run.ranks.length && !run.heat && !unread.length) return [];
+  if (!run.ranks.length && !run.heat && !run.memory.length && !unread.length) return [];
   const logs = run.ranks.map(({ rank, is_cause, stack, tail, earlier = [] }) =>
     el(
       "details",
@@ -265,7 +277,7 @@ function renderRanks(run) {
     ),
   );
   const worst = run.heat ? renderWorstRanks(run.heat) : [];
-  return section("ranks", "Ranks", ...worst, ...logs, ...unread);
+  return section("ranks", "Ranks", ...worst, ...renderMemory(run.memory), ...logs, ...unread);
 }
 
 function renderCheckpoints(run) {
@@ -513,7 +525,7 @@ const SECTIONS = {
   attempts: [renderAttempts, ["attempts"]],
   "curves-unread": [(run) => unreadNotes(run, "curves"), ["unread"]],
   hosts: [renderHosts, ["hosts", "unread"]],
-  ranks: [renderRanks, ["ranks", "heat", "unread"]],
+  ranks: [renderRanks, ["ranks", "heat", "memory", "unread"]],
   checkpoints: [renderCheckpoints, ["checkpoints", "unread"]],
   differs: [renderChanges, ["differs"]],
   classes: [renderClasses, ["classes"]],

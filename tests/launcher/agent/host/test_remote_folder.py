@@ -63,7 +63,7 @@ def test_copier_that_ended_early_is_reported(copier) -> None:
         loop.stop()
 
     try:
-        loop.on_child_exit(lambda pid: None, lambda pid, code: None)
+        loop.on_child_exit(lambda pid: None, lambda pid, code, peak_bytes: None)
         loop.on_exit_of(copied.pid, ended)
         os.kill(copied.pid, signal.SIGKILL)
         loop.run()

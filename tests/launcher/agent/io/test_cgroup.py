@@ -1,5 +1,6 @@
 """The memory of a container and the count of the OOM killer, in both cgroup versions."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,16 @@ def test_load_is_the_share_of_busy_ticks_since_the_last_line(tmp_path: Path) -> 
 def test_load_is_unknown_without_proc(tmp_path: Path) -> None:
     numbers = host_load.HostLoad(tmp_path).read_numbers()
     assert numbers == {"host_gib": None, "host_limit_gib": None, "host_cpu": None}
+
+
+def test_peak_of_a_process_is_read(tmp_path: Path) -> None:
+    status = tmp_path / "proc" / "7" / "status"
+    status.parent.mkdir(parents=True)
+    status.write_text("Name:\tpython\nVmPeak:\t  9000 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n")
+    assert host_load.read_peak_bytes(7, tmp_path) == 2 << 20
+    # A process that has ended has no memory any more.
+    status.write_text("Name:\tpython\nState:\tZ (zombie)\n")
+    assert host_load.read_peak_bytes(7, tmp_path) is None
+    assert host_load.read_peak_bytes(8, tmp_path) is None
+    own_bytes = host_load.read_peak_bytes(os.getpid())
+    assert own_bytes is not None and own_bytes > 1 << 20

@@ -15,12 +15,13 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang.memory import HostMemory
 from jaxlaunch.launcher.agent.gang.protocol import HostHandshake
 from jaxlaunch.launcher.agent.leader import reporter, server
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
 from jaxlaunch.launcher.agent.leader.gang import CLOSE_TIMEOUT_S
 from jaxlaunch.records.log_lines import ProgressAnnotation
-from jaxlaunch.records.summary import AttemptRecord, Summary
+from jaxlaunch.records.summary import AttemptRecord, RankMemory, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import AGENTS
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
@@ -207,6 +208,9 @@ def test_agents_file_lists_ranks_after_each_start(
         {"type": "stacks", "rank": 2, "status": {}},
         {"type": "nccl"},
         {"type": "note"},
+        {"type": "memory"},
+        {"type": "memory", "memory": {"peaks_mib": {"0": -1}}},
+        {"type": "memory", "memory": {"peaks_mib": {"0": 5}}},
     ],
     ids=json.dumps,
 )
@@ -428,6 +432,26 @@ def test_record_of_host_1_is_kept_after_a_stall(gang: Callable[..., Gang], tmp_p
     ours = verdict_for_code(contract.LOST, "host 1 was lost: connection closed", rank=2)
     assert harness.leader._reporter.record_attempt(ours, 1.0) == theirs
     assert folder.read_records(UID) == [theirs]
+
+
+def test_memory_of_other_hosts_is_in_the_summary_and_the_record(
+    gang: Callable[..., Gang], tmp_path: Path
+) -> None:
+    """A rank of host 1 that was killed at the limit ran out of memory."""
+    harness, folder = gang(2), RunFolder(tmp_path / "0", pytest.fail)
+    for host, in_use_mib, peaks in ((0, 2048, {0: 512, 1: 600}), (1, 8000, {2: 7168, 3: 100})):
+        memory = HostMemory(in_use_mib, 8192, peaks).to_wire()
+        harness.send(host, "memory", memory=memory)
+    full, other = RankMemory(2, 1, 7.0, 7.812, 8.0), RankMemory(1, 0, 0.586, 2.0, 8.0)
+    summary = harness.leader._reporter.state.build_summary(None)
+    assert list(summary.memory) == [full, other]
+    assert Summary.from_json(json.loads(json.dumps(summary.to_json()))).memory == [full, other]
+    killed = verdict_for_code(contract.KILLED, "rank 2 was killed by SIGKILL", rank=2)
+    assert harness.leader._reporter.record_attempt(killed, 1.0).memory == full
+    (record,) = folder.read_records(UID)
+    assert record.memory == full
+    # Nothing is known of a rank whose host has not reported.
+    assert harness.leader._gang.attempt.rank_memory(9) is None
 
 
 def test_gang_with_a_spare_needs_host_0(gang: Callable[..., Gang]) -> None:
