@@ -43,7 +43,7 @@ JOB = "JAXLAUNCH_JOB"
 RUN_DIR = "JAXLAUNCH_RUN_DIR"
 # `notify:` as JSON, whose `url` names a variable. Unset if nobody is to be notified.
 NOTIFY = "JAXLAUNCH_NOTIFY"
-# The folder of the job's code, which is first on PYTHONPATH.
+# The folder of the job's code, which follows that of the agent on PYTHONPATH.
 CODE_ROOT = "JAXLAUNCH_CODE_ROOT"
 
 # The JobSet sets these for the agent.

@@ -24,8 +24,9 @@ EXAMPLES = DOCS.parent / "examples"
     ("page", "commands"),
     [
         ("your-script.md", 1),
-        ("your-model.md", 1),
+        ("your-model.md", 2),
         ("your-loop.md", 1),
+        ("workstation-gpu.md", 1),
         ("fine-tune.md", 5),
         ("from-pytorch.md", 1),
         ("first-cluster-job.md", 4),  # what needs a cluster runs in tests/cluster/test_readme.py

@@ -265,6 +265,17 @@ def find_other_oldest_kubernetes() -> Iterator[str]:
             yield f"{page} names Kubernetes {', '.join(named) or 'of no version'}, not {oldest[0]}"
 
 
+def find_other_versions_of_controllers() -> Iterator[str]:
+    """Yield versions of JobSet and Kueue on pages that differ from those of k8s/kind/up.sh."""
+    script = (ROOT / "k8s/kind/up.sh").read_text(encoding="utf-8")
+    installed = dict(re.findall(r"^(jobset|kueue)=(v[\d.]+)$", script, re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name, version in re.findall(r"kubernetes-sigs/(\w+)/releases/download/(v[\d.]+)/", text):
+            if version != installed[name]:
+                yield f"{page_name(page)} installs {name} {version}, not {installed[name]}"
+
+
 def find_a_long_readme() -> Iterator[str]:
     text, example = (ROOT / "README.md").read_text(), (ROOT / "examples/digits.yaml").read_text()
     job = example.partition("\n")[2]  # the first line is a comment

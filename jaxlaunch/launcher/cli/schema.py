@@ -124,7 +124,9 @@ def _default_cells(field: FieldInfo) -> tuple[str, str]:
         value = {} if nested_blocks(Type.from_field(field)) else None
     match = _DEFAULT.search(meaning)
     if value == {} and match is None:
-        return "those of its keys", meaning
+        return (
+            "those of its keys" if Type.from_field(field).model is not None else "`{}`"
+        ), meaning
     if value is not None and value != {}:
         return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
     assert match is not None, f"{meaning!r} does not state the default"

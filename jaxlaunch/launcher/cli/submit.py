@@ -90,8 +90,9 @@ def submit_command(
 ) -> int:
     """Submit JOB_FILE to a cluster.
 
-    Everything is checked first; then at most four objects are written. Submitting the same job
-    again does not create a second one: a running job is not changed, and a stopped one resumes.
+    Everything is checked first; then the JobSet and the objects that it owns are written.
+    Submitting the same job again does not create a second one: a running job is not changed, and a
+    stopped one resumes.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     is_watching = is_waiting or is_following
