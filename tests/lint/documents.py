@@ -271,7 +271,9 @@ def find_other_versions_of_controllers() -> Iterator[str]:
     installed = dict(re.findall(r"^(jobset|kueue)=(v[\d.]+)$", script, re.MULTILINE))
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for name, version in re.findall(r"kubernetes-sigs/(\w+)/releases/download/(v[\d.]+)/", text):
+        for name, version in re.findall(
+            r"kubernetes-sigs/(\w+)/releases/download/(v[\d.]+)/", text
+        ):
             if version != installed[name]:
                 yield f"{page_name(page)} installs {name} {version}, not {installed[name]}"
 
