@@ -276,7 +276,10 @@ class _Follower:
             self._inbox.put(partial(on_event, event, obj))
 
     def _read_log(self, source: LogSource) -> None:
-        """Read one pod's log to its end. A broken stream is continued after the last line."""
+        """Read one pod's log to its end. A broken stream is continued after the last line.
+
+        A stream also ends without an error, for example when the kubelet is started again.
+        """
         shown, window = ShownLines(), self._window
         while True:
             try:
@@ -286,7 +289,8 @@ class _Follower:
                 for line in lines:
                     if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
-                break
+                if self._has_ended or not self._is_running(source):
+                    break
             except UnreachableError:
                 pass
             except ApiError as error:
@@ -300,6 +304,13 @@ class _Follower:
             window = LogWindow(since=shown.newest) if shown.newest else window
             shown.restart_stream()
         self._inbox.put(partial(self._open_pods.discard, source.pod))
+
+    def _is_running(self, source: LogSource) -> bool:
+        """Return whether the container of a log runs, so that it may write more."""
+        # Whoever may follow logs may list pods, but perhaps not get one.
+        fields = f"metadata.name={source.pod}"
+        pods = self._cluster.list(PODS, self._namespace, fields=fields)
+        return any(host.running for host in hosts.newest_hosts(self._jobset, pods))
 
 
 def _raise_error(error: Exception) -> None:

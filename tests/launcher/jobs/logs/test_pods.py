@@ -193,16 +193,55 @@ def test_moved_rank_has_lines_of_all_hosts(server: Server, show_logs: Logs, tmp_
     assert refused.code == 2 and "--rank 2 does not exist: ranks are 0–1" in refused.err
 
 
+def call_after_logs(server: Server, action: Callable[[], object]) -> None:
+    """Let a thread call `action` soon after a follower has opened the logs of both hosts."""
+    opened: set[str] = set()
+
+    def note_opened(handler: Handler) -> bool:
+        if handler.at not in opened:
+            opened.add(handler.at)
+            if len(opened) == 2:
+                threading.Timer(0.3, action).start()
+        return False
+
+    server.on("GET", "/log", *[note_opened] * 200)
+
+
 def test_follower_of_deleted_job_fails_and_says_so(
     server: Server, show_logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", 0.5)
     for host in range(2):
         write_log(server, host, f"[{host}] a")
-    threading.Timer(1.0, lambda: server.drop(JOBSETS.path("team", "lm"))).start()
+    call_after_logs(server, lambda: server.drop(JOBSETS.path("team", "lm")))
     result = show_logs("-f")
     assert sorted(result.out.splitlines()) == ["[0] a", "[1] a"]
     assert result.code == 3 and "JobSet lm in namespace team was deleted" in result.err
+
+
+def test_follower_reads_on_where_a_stream_ends_before_its_container(
+    server: Server, show_logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.RECONNECT_PAUSE_S", 0.05)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", 0.5)
+    path = JOBSETS.path("team", "lm")
+    for host in range(2):
+        write_log(server, host, f"[{host}] a")
+
+    def end_later() -> None:
+        # The kubelet was started again, which had ended the stream.
+        write_log(server, 0, "[0] a", "[0] b")
+        pod = objects.over(0, 0)
+        server.put(PODS.path("team", pod["metadata"]["name"]), pod)
+        done = {"status": {"terminalState": "Completed"}}
+        threading.Timer(
+            0.5, lambda: server.put(path, apiserver.merge_patch(server.objects[path], done))
+        ).start()
+
+    call_after_logs(server, end_later)
+    result = show_logs("-f")
+    assert result.code == 0
+    assert sorted(result.out.splitlines()) == ["[0] a", "[0] b", "[1] a"]
 
 
 def test_follower_of_job_that_its_ttl_deletes_ends_well(
@@ -216,5 +255,5 @@ def test_follower_of_job_that_its_ttl_deletes_ends_well(
         server.put(path, apiserver.merge_patch(server.objects[path], done))
         server.drop(path)
 
-    threading.Timer(1.0, end_job).start()
+    call_after_logs(server, end_job)
     assert show_logs("-f").code == 0
