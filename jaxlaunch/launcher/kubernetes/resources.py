@@ -25,7 +25,7 @@ QUANTITY_PATTERN = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCA
 # The API server also accepts signs, exponents, and no digit before or after the point. The client's
 # parser accepts more, such as NaN and 1_000.
 _ANY_QUANTITY = re.compile(
-    r"[+-]?([0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")"
+    r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")"
 )
 _BYTE_RESOURCES = ("memory", "ephemeral-storage", "storage")
 _UNITS = tuple((_SCALE[suffix], suffix) for suffix in ("Pi", "Ti", "Gi", "Mi", "Ki"))

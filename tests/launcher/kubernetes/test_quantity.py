@@ -22,6 +22,8 @@ from jaxlaunch.launcher.kubernetes.resources import parse_quantity
         ("12.5e-1", Decimal("1.25")),
         (".5", Decimal("0.5")),
         ("-1", -1),
+        ("9223372036854775807", 2**63 - 1),
+        ("0.12345678901", Decimal("0.12345678901")),
     ],
 )
 def test_quantity_is_parsed_as_in_kubernetes(written: str, number: object) -> None:

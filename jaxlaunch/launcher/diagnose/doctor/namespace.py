@@ -32,6 +32,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     cluster_queue_name,
     covered_resources,
     inactive_state,
+    pod_template,
     queue_quotas,
 )
 from jaxlaunch.launcher.kubernetes.pod_rules import (
@@ -97,9 +98,11 @@ def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> F
 
 def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
     """Compare ResourceQuotas with the requests of the whole job."""
-    requests = _quota_requests(jobset)
+    requests, spec = _quota_requests(jobset), pod_template(jobset).get("spec", {})
     has_room = True
     for quota in quotas:
+        if not _has_scopes_of_pod(quota, spec):
+            continue
         used_quantities = quota.get("status", {}).get("used") or {}
         for resource, limit in (quota.get("spec", {}).get("hard") or {}).items():
             requested, hard_limit = requests.get(resource, Decimal(0)), parse_quantity(str(limit))
@@ -125,6 +128,35 @@ def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
         summary = "{quotas:ResourceQuota} in the namespace"
         summary += ", with room for the job" if quotas else ""
         yield ok_finding(summary, quotas=len(quotas))
+
+
+def _has_scopes_of_pod(quota: Obj, pod_spec: Obj) -> bool:
+    """Return whether a ResourceQuota counts a pod. It must match all scopes of the quota.
+
+    Source: podMatchesScopeFunc of Kubernetes 1.35, pkg/quota/v1/evaluator/core/pods.go.
+    """
+    requests = resources.pod_requests(pod_spec)
+    is_best_effort = not (requests.get("cpu") or requests.get("memory"))
+    is_terminating = pod_spec.get("activeDeadlineSeconds") is not None
+    priority = {"key": pod_spec["priorityClassName"]} if pod_spec.get("priorityClassName") else {}
+    matches = {
+        "BestEffort": is_best_effort,
+        "NotBestEffort": not is_best_effort,
+        "Terminating": is_terminating,
+        "NotTerminating": not is_terminating,
+    }
+    selector = quota.get("spec", {}).get("scopeSelector") or {}
+    terms = [{"scopeName": name} for name in quota.get("spec", {}).get("scopes") or ()]
+    for term in (*terms, *(selector.get("matchExpressions") or ())):
+        name = term["scopeName"]
+        if name == "PriorityClass":
+            expression = {"operator": "Exists", **term, "key": "key"}
+            if not selector_matches({"matchExpressions": [expression]}, priority):
+                return False
+        # A scope that only other fields decide may match.
+        elif not matches.get(name, True):
+            return False
+    return True
 
 
 def _quota_requests(jobset: Obj) -> dict[str, Decimal]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import re
 from decimal import Decimal
@@ -610,6 +611,38 @@ def test_quotas_are_compared_with_requests_of_whole_job(
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
     (result,) = namespace.judge_quotas([quota], JOBSET)
     assert result.level == "ok" if expected == "ok" else expected in result.summary_text
+
+
+def make_scope(name: str, operator: str = "Exists", *values: str) -> dict[str, Any]:
+    term = {"scopeName": name, "operator": operator, "values": list(values)}
+    return {"scopeSelector": {"matchExpressions": [term]}}
+
+
+@pytest.mark.parametrize(
+    ("scopes", "pod_spec", "applies"),
+    [
+        ({}, {}, True),
+        ({"scopes": ["BestEffort"]}, {}, False),
+        ({"scopes": ["NotBestEffort"]}, {}, True),
+        ({"scopes": ["Terminating"]}, {}, False),
+        ({"scopes": ["NotTerminating", "BestEffort"]}, {}, False),
+        ({"scopes": ["Terminating"]}, {"activeDeadlineSeconds": 60}, True),
+        (make_scope("PriorityClass"), {}, False),
+        (make_scope("PriorityClass", "In", "high"), {"priorityClassName": "high"}, True),
+        (make_scope("PriorityClass", "In", "low"), {"priorityClassName": "high"}, False),
+        (make_scope("PriorityClass", "NotIn", "low"), {"priorityClassName": "high"}, True),
+        (make_scope("PriorityClass", "DoesNotExist"), {"priorityClassName": "high"}, False),
+        (make_scope("CrossNamespacePodAffinity"), {}, True),
+    ],
+)
+def test_quota_counts_only_for_pods_in_its_scopes(
+    scopes: dict[str, Any], pod_spec: dict[str, Any], applies: bool
+) -> None:
+    jobset = copy.deepcopy(JOBSET)
+    pod_template(jobset)["spec"].update(pod_spec)
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}, **scopes}}
+    (result,) = namespace.judge_quotas([quota], jobset)
+    assert (result.level == "fail") is applies
 
 
 @pytest.mark.parametrize(
