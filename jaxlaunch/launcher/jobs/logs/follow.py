@@ -307,7 +307,7 @@ class _Follower:
 
     def _is_running(self, source: LogSource) -> bool:
         """Return whether the container of a log runs, so that it may write more."""
-        # Whoever may follow logs may list pods, but perhaps not get one.
+        # A user who may follow logs may list pods, but perhaps not get one.
         fields = f"metadata.name={source.pod}"
         pods = self._cluster.list(PODS, self._namespace, fields=fields)
         return any(host.running for host in hosts.newest_hosts(self._jobset, pods))
