@@ -91,17 +91,41 @@ def test_all_views_of_a_local_run_show_the_same_restarts(
     assert shown == dict.fromkeys(shown, RESTARTS)
 
 
+# A kill, a preemption, restarts that a program asks for, a crash, a hang and a lost host.
+CODES = (
+    contract.KILLED,
+    contract.PREEMPTED,
+    contract.REQUEUED,
+    contract.REQUEUED_CHARGED,
+    contract.CRASH,
+    contract.HANG,
+    contract.LOST,
+)
+STATES = ("failed", "stopped", "done", "trains", "killed", "waits for its hosts")
+
+
 @pytest.mark.parametrize("seed", range(30))
-def test_random_runs_show_the_same_restarts(tmp_path: Path, seed: int) -> None:
+def test_random_runs_show_the_same_restarts(
+    tmp_path: Path,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Starts, sets of agents and attempts at random; the reference is the list of attempts."""
+    monkeypatch.chdir(tmp_path)
     rng, now = random.Random(seed), made_runs.BEGAN
-    state = ("ended", "trains", "killed", "waits for its hosts")[seed % 4]
+    state = STATES[seed % len(STATES)]
+    last_code = {"stopped": contract.PREEMPTED, "done": contract.DONE, "failed": contract.CRASH}
     records, starts = list[AttemptRecord](), list[StartRecord]()
-    for start in range(1, rng.randint(1, 3) + 1):
+    start_count = rng.randint(1, 3)
+    for start in range(1, start_count + 1):
         generation, began_at = 0, now
-        for attempt in range(1, rng.randint(1, 5) + 1):
+        attempt_count = rng.randint(1, 5)
+        for attempt in range(1, attempt_count + 1):
             generation += attempt > 1 and rng.random() < 0.4
-            code = rng.choice((contract.CRASH, contract.LOST, 137))
+            code = rng.choice(CODES)
+            if (start, attempt) == (start_count, attempt_count):
+                code = last_code.get(state, code)
             verdict, now = verdict_for_code(code, "it ended"), now + 10
             place = (f"uid {start}", generation, attempt, verdict.cause, 0)
             records.append(
@@ -117,28 +141,41 @@ def test_random_runs_show_the_same_restarts(tmp_path: Path, seed: int) -> None:
         last.uid, last.generation, attempt, last.started, at=now, seconds={}, first_step=1
     )
     summary = Summary(
-        last.verdict if state == "ended" else None,
+        last.verdict if state in last_code else None,
         step=40,
         seconds={"step": 36.0},
         restarts=history.restarts_by_cause(newest, attempt),
         of=progress,
         starts=starts,
     )
-    run = tmp_path / "run"
-    run.mkdir()
+    run = tmp_path / "runs" / "run"
+    run.mkdir(parents=True)
     made_runs.write(run, summary, records)
+
+    def show(*arguments: str) -> str:
+        result = launcher(capsys, monkeypatch, *arguments)
+        assert result.code == 0, result.err
+        return result.out
 
     with hold_lock(run) if state in ("trains", "waits for its hosts") else nullcontext():
         status = run_status(run_folders.open_run(run))
-        (row,) = RunCatalog(tmp_path, None).read_table()["runs"]
+        (row,) = RunCatalog(run.parent, None).read_table()["runs"]
+        page = RunReader(run).read_report().to_json()
         shown = {
-            "list, status and explain": status.restart_counts.total,
+            "list": int(show("list", "--local").splitlines()[1].split()[4]),
+            "list -o json": json.loads(show("list", "--local", "-o", "json"))[0]["restarts"][
+                "total"
+            ],
+            "status": number_or_0(show("status", "--local", "run")),
+            "explain": number_or_0(show("explain", "--local", "run")),
             "by cause": sum((status.restarts or {}).values()),
-            "page": RunReader(run).read_report().to_json()["restarts"],
+            "page": page["restarts"],
             "dashboard": row["restarts"],
         }
 
     assert shown == dict.fromkeys(shown, attempt - 1)
+    # The page has the attempts of all starts, and one that has not ended.
+    assert len(page["attempts"]) == len(records) + (state not in last_code)
 
 
 @pytest.mark.parametrize("told_by", ["pods", "left", "ended", "left, and the job failed"])
@@ -179,6 +216,11 @@ def test_metrics_of_a_running_job_count_the_same_restarts() -> None:
     attempt = re.search(r"^jaxlaunch_attempt (\S+)$", text, re.MULTILINE)
     assert attempt is not None
     assert sum(map(float, samples)) == float(attempt[1]) - 1 == RESTARTS
+
+
+def number_or_0(text: str) -> int:
+    """Return the number of restarts, 0 if the text has no line about them."""
+    return number(text) if "in the same pods" in text else 0
 
 
 def number(text: str) -> int:
