@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -328,9 +329,17 @@ def _parse_finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# NaN and infinities, which are not valid JSON, become None. For text whose numbers cannot overflow,
-# the second decoder saves a call per number.
-_FINITE_DECODER = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda name: None)
+def _parse_int(text: str) -> int | None:
+    """Parse a whole number. Arithmetic with floats raises OverflowError for a larger one."""
+    number = int(text)
+    return number if abs(number) <= sys.float_info.max else None
+
+
+# NaN and infinities, which are not valid JSON, and numbers beyond the largest float become None.
+# For text whose numbers cannot overflow, the second decoder saves a call per number.
+_FINITE_DECODER = json.JSONDecoder(
+    parse_float=_parse_finite, parse_int=_parse_int, parse_constant=lambda name: None
+)
 _FAST_DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 _DIGITS_TO_ZERO = bytes.maketrans(b"123456789E", b"000000000e")
 

@@ -220,6 +220,8 @@ class Agent:
         replaces = self._config.job.replaces
         if replaces and history.is_done(self._run_folder.read_records(self._config.uid)):
             self.say("the run has finished: there is nothing left to do")
+            self._stderr.flush(FLUSH_TIMEOUT_S)
+            self._site_folder.close()
             return contract.DONE
         # The member has installed its handlers. Children inherit the mask, so it must be cleared
         # before a fork.

@@ -20,6 +20,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -87,32 +88,42 @@ class Mirror:
     def push(self, *, at_once: bool = False) -> None:
         """Upload the changed files that are due, or all changed files if `at_once`.
 
-        Raises StorageError, SpecError.
+        A file that cannot be read, or that the store refuses, does not keep the others from being
+        uploaded. Raises StorageError, SpecError.
         """
-        now = time.monotonic()
+        now, refusal = time.monotonic(), None
         for name, state in self._file_states().items():
             uploaded_state, uploaded_at = self._uploads.get(name, ((0, -1), 0.0))
             interval_s = UPLOAD_INTERVALS_S.get(name, DEFAULT_UPLOAD_INTERVAL_S)
             interval_s = max(interval_s, state[1] / MAX_BYTES_PER_S)
             if state == uploaded_state or not (at_once or now - uploaded_at >= interval_s):
                 continue
-            action = f"writing {self._url}/{name}"
-            with remote.convert_errors(action, SpecError):
-                try:
-                    file = open(self._folder / name, "rb", opener=regular_files.open_regular)  # noqa: SIM115
-                except FileNotFoundError:
-                    # A process of the job has removed the file since it was listed.
-                    continue
-                with file, _refuse_missing_bucket(action):
-                    source: BinaryIO = file
-                    if name == MERGED_FILE:
-                        source = io.BytesIO(self._merge_attempts(file.read()))
-                    with (
-                        remote.name_missing_bucket(self._url),
-                        self._filesystem().open(f"{self._url}/{name}", "wb") as target,
-                    ):
-                        shutil.copyfileobj(source, target, CHUNK_BYTES)
-                self._uploads[name] = state, now
+            try:
+                if self._upload_file(name):
+                    self._uploads[name] = state, now
+            except (SpecError, OSError) as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
+
+    def _upload_file(self, name: str) -> bool:
+        """Upload a file. Return False if it no longer exists."""
+        try:
+            file = open(self._folder / name, "rb", opener=regular_files.open_regular)  # noqa: SIM115
+        except FileNotFoundError:
+            # A process of the job has removed the file since it was listed.
+            return False
+        action = f"writing {self._url}/{name}"
+        with file, remote.convert_errors(action, SpecError), _refuse_missing_bucket(action):
+            source: BinaryIO = file
+            if name == MERGED_FILE:
+                source = io.BytesIO(self._merge_attempts(file.read()))
+            with (
+                remote.name_missing_bucket(self._url),
+                self._filesystem().open(f"{self._url}/{name}", "wb") as target,
+            ):
+                shutil.copyfileobj(source, target, CHUNK_BYTES)
+        return True
 
     def _merge_attempts(self, local: bytes) -> bytes:
         """Return the local attempts after those that another host has added to the bucket."""
@@ -133,7 +144,11 @@ class Mirror:
                 if not name.startswith(".") and not name.endswith(".tmp"):
                     path = Path(parent, name)
                     with contextlib.suppress(FileNotFoundError):
-                        states[str(path.relative_to(self._folder))] = _file_state(path)
+                        status = path.stat()
+                        # A pipe or a socket has no content to copy.
+                        if stat.S_ISREG(status.st_mode):
+                            file_name = str(path.relative_to(self._folder))
+                            states[file_name] = status.st_mtime_ns, status.st_size
         return states
 
     def _filesystem(self) -> Any:
@@ -196,7 +211,7 @@ def _mirror_until_end(mirror: Mirror, ranks: range) -> int:
         try:
             mirror.push(at_once=is_last)
             failure = ""
-        except TrainerError as error:
+        except (TrainerError, OSError) as error:
             if str(error) != failure:
                 failure = str(error)
                 print(f"mirror: {failure}", file=sys.stderr, flush=True)

@@ -39,6 +39,11 @@ def test_invalid_json_raises_only_value_error(line: bytes) -> None:
         (b'"caf\xc3\xa9"', "café"),
         (b'"caf\xe9"', "caf\ufffd"),
         (b"[NaN, -Infinity, 1e999, 0.5]", [None, None, None, 0.5]),
+        # A float cannot hold the first number, and arithmetic with one would raise OverflowError.
+        (
+            b"[1" + b"0" * 400 + b", -1" + b"0" * 400 + b", 1" + b"0" * 300 + b"]",
+            [None, None, 10**300],
+        ),
         (b" [1] ", [1]),
     ],
 )

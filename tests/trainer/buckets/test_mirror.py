@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from jaxlaunch import regular_files
 from jaxlaunch.trainer.buckets import faults, remote
-from jaxlaunch.trainer.buckets.mirror import Mirror
+from jaxlaunch.trainer.buckets.mirror import Mirror, _mirror_until_end
 from jaxlaunch.trainer.errors import StorageError
 from tests import bucket_server
 from tests.bucket_server import Bucket
@@ -143,6 +147,43 @@ def test_file_that_is_removed_meanwhile_is_skipped(bucket, tmp_path, monkeypatch
     assert read_files(tmp_path) == {"attempts.jsonl": "1\n", "summary.json": "2\n"}
     monkeypatch.setattr(mirror, "_file_states", lambda: {"gone.json": (1, 1)})
     mirror.push(at_once=True)
+
+
+def test_file_that_cannot_be_read_does_not_keep_others_back(bucket, tmp_path, monkeypatch) -> None:
+    names = ["a.json", "b.json", "c.json"]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
+    mirror = Mirror(URL, tmp_path)
+    open_regular = regular_files.open_regular
+
+    def refuse(path: str, flags: int) -> int:
+        if path.endswith("a.json"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return open_regular(path, flags)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(regular_files, "open_regular", refuse)
+        with pytest.raises(OSError, match=r"Input/output error: .*a\.json"):
+            mirror.push(at_once=True)
+    assert set(bucket.objects) == {f"{HOME}/b.json", f"{HOME}/c.json"}
+    mirror.push(at_once=True)
+    assert set(bucket.objects) == {f"{HOME}/{name}" for name in names}
+
+
+def test_unreadable_file_is_reported_at_the_end(bucket, tmp_path, capfd, monkeypatch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    monkeypatch.setattr("jaxlaunch.trainer.buckets.mirror.os.read", lambda fd, count: b"")
+    monkeypatch.setattr(
+        "jaxlaunch.trainer.buckets.mirror.select.select", lambda *_: ([read_end], [], [])
+    )
+    mirror = Mirror(URL, tmp_path)
+    monkeypatch.setattr(mirror, "_file_states", MagicMock(side_effect=OSError(errno.EIO, "no")))
+    assert _mirror_until_end(mirror, range(1)) == 84
+    os.close(read_end)
+    shown = capfd.readouterr()
+    assert shown.err == "mirror: [Errno 5] no\n" and shown.out == ""
 
 
 def test_attempts_of_another_host_are_merged(bucket, tmp_path) -> None:

@@ -132,6 +132,25 @@ def test_owner_renews_claim(folder, claimant):
     mine.release()
 
 
+def test_unexpected_error_does_not_end_the_renewal(folder, claimant, monkeypatch):
+    mine = claimant("run-a", renew_s=0.01)
+    mine.claim()
+    failed = threading.Event()
+
+    def fail(path, data):
+        failed.set()
+        raise RuntimeError("the loop of the client is closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "replace_file", fail)
+        assert failed.wait(30)
+    rewrite(folder, renewed=0.0)
+    deadline = time.monotonic() + 30
+    while owner.Claim.read(folder / owner.OWNER_FILE).renewed == 0.0:
+        assert time.monotonic() < deadline
+    mine.release()
+
+
 def test_released_folder_is_free(folder, claimant):
     mine = claimant("run-a")
     mine.claim()

@@ -209,23 +209,29 @@ class RemoteFolder:
         self._ranks = ranks = config.host_ranks()
         whole_option = ["--whole"] if config.host in SUMMARY_HOSTS else []
         argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole_option]
-        self._process = subprocess.Popen(
-            [sys.executable, *isolated.inline_arguments("jaxlaunch.trainer.buckets.mirror"), *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Unread output must stay in the pipe, so that poll reports it.
-            bufsize=0,
-            # The process must not receive a Ctrl-C of the terminal.
-            start_new_session=True,
-            # The process inherits the lock, because it uses the folder for a while after the agent
-            # was killed.
-            pass_fds=[self._lock],
-        )
+        mirror_arguments = isolated.inline_arguments("jaxlaunch.trainer.buckets.mirror")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *mirror_arguments, *argv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # Unread output must stay in the pipe, so that poll reports it.
+                bufsize=0,
+                # The process must not receive a Ctrl-C of the terminal.
+                start_new_session=True,
+                # The process inherits the lock, because it uses the folder for a while after the
+                # agent was killed.
+                pass_fds=[self._lock],
+            )
+        except OSError:
+            self._remove_folder()
+            raise
         self.pid = self._process.pid
         answer = self._read_first_line()
         if answer != READY:
-            self._process.kill()
-            self._process.wait()
+            # Leaving the block closes the pipes.
+            with self._process:
+                self._process.kill()
             self._remove_folder()
             raise FolderError(f"the run folder {url} cannot be used: {answer}")
 

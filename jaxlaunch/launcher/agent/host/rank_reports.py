@@ -476,8 +476,10 @@ class ProgramMetrics:
                 scalars = {name: value for name, value in values.items() if name != "time"}
                 if board is not None:
                     board.write(step, {f"train/{name}": value for name, value in scalars.items()})
-        except OSError as error:
-            self._say_from_thread(f"no more metrics.jsonl: {error}")
+        except Exception as error:
+            # Whatever a program reports, its metrics are not lost without a message.
+            fault = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self._say_from_thread(f"no more metrics.jsonl: {fault}")
         finally:
             for file in (journal, board):
                 if file is not None:

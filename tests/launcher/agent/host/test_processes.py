@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -11,7 +12,9 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import progress
+from jaxlaunch.launcher.agent.host import rank_reports
 from jaxlaunch.launcher.agent.host.processes import Processes
+from jaxlaunch.launcher.agent.host.rank_reports import ProgramMetrics
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
@@ -28,3 +31,21 @@ def test_refusal_is_logged_and_shown_outside_of_launcher_run(is_launched: bool) 
     shown = [] if is_launched else [call(b"[3] trainer: no data: in /d (exit 65)")]
     assert processes._stdout.write_line.mock_calls == shown
     processes._on_report.assert_called_once_with(child, message)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (ValueError("out of range"), "ValueError: out of range"),
+    ],
+)
+def test_end_of_the_metrics_files_is_always_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    monkeypatch.setattr(rank_reports.Journal, "merge_step", MagicMock(side_effect=error))
+    messages: list[str] = []
+    metrics = ProgramMetrics(tmp_path, lambda text: None, messages.append)
+    metrics.add_step(1, {"loss": 0.5})
+    metrics.finish()
+    assert messages == [f"no more metrics.jsonl: {words}"]

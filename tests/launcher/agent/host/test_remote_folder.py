@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -13,7 +14,7 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.host import folders
-from jaxlaunch.launcher.agent.host.folders import RemoteFolder
+from jaxlaunch.launcher.agent.host.folders import FolderError, RemoteFolder
 from jaxlaunch.launcher.agent.io.loop import Loop
 
 
@@ -39,6 +40,28 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 )
 def test_run_folder_is_whole_only_if_the_copier_says_so(copier, lines: str, is_whole: bool) -> None:
     assert copier(lines).close() is is_whole
+
+
+def test_failed_start_of_the_copier_leaves_nothing_behind(
+    copier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, int]] = []
+
+    def make_folder(infix: str) -> tuple[str, int]:
+        (tmp_path / infix).mkdir(exist_ok=True)
+        made.append((str(tmp_path / infix), os.open(tmp_path, os.O_RDONLY)))
+        return made[-1]
+
+    monkeypatch.setattr(folders, "make_folder", make_folder)
+    previous = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(folders, "READY", "never")
+    with pytest.raises(FolderError, match="cannot be used"):
+        copier("exit 1")
+    assert set(os.listdir("/proc/self/fd")) == previous and not Path(made[0][0]).exists()
+    monkeypatch.setattr(folders.subprocess, "Popen", MagicMock(side_effect=OSError("no memory")))
+    with pytest.raises(OSError, match="no memory"):
+        copier("exit 1")
+    assert set(os.listdir("/proc/self/fd")) == previous and not Path(made[1][0]).exists()
 
 
 def test_copier_gets_new_ranks_within_a_time_limit(copier, monkeypatch: pytest.MonkeyPatch) -> None:
