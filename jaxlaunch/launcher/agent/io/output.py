@@ -290,7 +290,9 @@ class LinePipe:
             self._fd = -1
             if self._path is not None:
                 os.close(self._writer)
-                os.unlink(self._path)
+                # A program may have emptied the temporary folder.
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)
             for line in self._lines.finish():
                 self._on_line(line)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -46,6 +47,17 @@ def test_drain_ends_while_the_writer_continues(pipe: LinePipe, lines: list[bytes
             assert len(lines) - stopped_at <= 1 + (1 << 20) // 51  # at most what a pipe can hold
         finally:
             writer.kill()
+
+
+def test_named_pipe_that_a_program_removed_is_closed(tmp_path: Path, lines: list[bytes]) -> None:
+    path = tmp_path / "pipe"
+    created = LinePipe(cast(Loop, NoLoop()), 100, lines.append, str(path))
+    os.write(created.write_end, b"first\nthe last")
+    created.close_write_end()
+    path.unlink()
+    created.drain()
+    created.close()
+    assert lines == [b"first", b"the last"]
 
 
 def test_drain_reads_everything_written_before(pipe: LinePipe, lines: list[bytes]) -> None:
