@@ -92,11 +92,8 @@ class RunFolder:
         except OSError as error:
             self._note_fault(error)
             return []
-        records = []
-        for line in data.splitlines():
-            with contextlib.suppress(ValueError):
-                records.append(codec.read_record(AttemptRecord, codec.parse_record(line)))
-        return [record for record in records if record.uid == uid]
+        records = (_decode_record(line) for line in data.splitlines())
+        return [record for record in records if record is not None and record.uid == uid]
 
     def append_record(self, record: AttemptRecord) -> None:
         """Append an attempt to attempts.jsonl, and sync the file."""
@@ -125,8 +122,11 @@ class RunFolder:
         except OSError as error:
             self._note_fault(error)
             return
-        earlier_lines = data.splitlines(keepends=True)[:-1]
-        self.replace_file(ATTEMPTS, b"".join(earlier_lines) + _encode_record(record))
+        lines = data.splitlines(keepends=True)
+        # A writer that was killed, or a full disk, may have left an incomplete line at the end.
+        while lines and _decode_record(lines[-1]) is None:
+            del lines[-1]
+        self.replace_file(ATTEMPTS, b"".join(lines[:-1]) + _encode_record(record))
 
     def write_json(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
         """Replace the content of a file with a value as JSON."""
@@ -225,6 +225,14 @@ class RunFolder:
         if self._fault is None:
             self._fault = f"the run folder {self._folder} cannot be used: {error}"
             self._log(f"{self._fault}; its summary and attempts will be incomplete")
+
+
+def _decode_record(line: bytes) -> AttemptRecord | None:
+    """Return the attempt in a line, or None if the line is invalid or incomplete."""
+    try:
+        return codec.read_record(AttemptRecord, codec.parse_record(line))
+    except ValueError:
+        return None
 
 
 def _encode_record(record: AttemptRecord) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -57,6 +58,17 @@ def test_torn_line_keeps_next_record(tmp_path: Path) -> None:
     folder.append_record(attempt_record(3))
     assert [entry.attempt for entry in folder.read_records("uid")] == [1, 2, 3]
     assert (tmp_path / ATTEMPTS).read_bytes().count(b"\n") == 4
+
+
+def test_last_record_is_replaced_although_a_torn_line_follows_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, print)
+    for attempt in (1, 2):
+        folder.append_record(attempt_record(attempt))
+    with (tmp_path / ATTEMPTS).open("ab") as file:
+        file.write(b'{"uid": "uid", "gener\xc3')
+    record = dataclasses.replace(attempt_record(2), last_committed=40)
+    folder.replace_last_record(record)
+    assert folder.read_records("uid") == [attempt_record(1), record]
 
 
 @pytest.mark.parametrize(
