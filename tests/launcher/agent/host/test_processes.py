@@ -12,9 +12,9 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import progress
-from jaxlaunch.launcher.agent.host import rank_reports
 from jaxlaunch.launcher.agent.host.processes import Processes
 from jaxlaunch.launcher.agent.host.rank_reports import ProgramMetrics
+from jaxlaunch.runs.journal import Journal
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
@@ -43,7 +43,7 @@ def test_refusal_is_logged_and_shown_outside_of_launcher_run(is_launched: bool) 
 def test_end_of_the_metrics_files_is_always_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
-    monkeypatch.setattr(rank_reports.Journal, "merge_step", MagicMock(side_effect=error))
+    monkeypatch.setattr(Journal, "merge_step", MagicMock(side_effect=error))
     messages: list[str] = []
     metrics = ProgramMetrics(tmp_path, lambda text: None, messages.append)
     metrics.add_step(1, {"loss": 0.5})

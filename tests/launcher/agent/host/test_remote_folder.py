@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -58,7 +59,7 @@ def test_failed_start_of_the_copier_leaves_nothing_behind(
     with pytest.raises(FolderError, match="cannot be used"):
         copier("exit 1")
     assert set(os.listdir("/proc/self/fd")) == previous and not Path(made[0][0]).exists()
-    monkeypatch.setattr(folders.subprocess, "Popen", MagicMock(side_effect=OSError("no memory")))
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=OSError("no memory")))
     with pytest.raises(OSError, match="no memory"):
         copier("exit 1")
     assert set(os.listdir("/proc/self/fd")) == previous and not Path(made[1][0]).exists()
