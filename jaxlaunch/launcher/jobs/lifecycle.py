@@ -19,6 +19,7 @@ from typing import NamedTuple
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.jobs.status import agent_report, collect, job_status
+from jaxlaunch.launcher.jobs.status.hosts import is_of_jobset
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -131,6 +132,7 @@ class StoppingPods:
     def __init__(self, cluster: Cluster, jobset: Obj) -> None:
         self._cluster, self._namespace = cluster, jobset["metadata"]["namespace"]
         self._labels = f"{NAME_LABEL}={jobset['metadata']['name']}"
+        self._jobset = jobset
         self._pods_by_uid: dict[str, Obj] = {}
         self._list_pods()
 
@@ -147,7 +149,8 @@ class StoppingPods:
             PODS, self._namespace, self._labels, trim=trim_pod
         )
         self._pods_by_uid |= {pod["metadata"]["uid"]: pod for pod in self._listed_pods}
-        self._running_uids = _running_pod_uids(self._listed_pods)
+        own_pods = [pod for pod in self._listed_pods if is_of_jobset(pod, self._jobset)]
+        self._running_uids = _running_pod_uids(own_pods)
 
     def _watch_pods(self, limit_s: float) -> None:
         events = self._cluster.watch(

@@ -18,6 +18,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     NAME_LABEL,
     REPLICATED_LABEL,
     SLICE_LABEL,
+    UID_LABEL,
 )
 
 # An API object, as its JSON.
@@ -174,7 +175,10 @@ def covered_resources(cluster_queue: Obj) -> Sequence[str]:
 
 # --- trimming -------------------------------------------------------------------------------------
 
-_POSITION_LABELS = (NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
+_POSITION_LABELS = (
+    *(NAME_LABEL, UID_LABEL, GENERATION_LABEL),
+    *(SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL),
+)
 _POD_FIELDS = (
     *("namespace", "name", "uid", "resourceVersion"),
     *("creationTimestamp", "deletionTimestamp", "finalizers"),

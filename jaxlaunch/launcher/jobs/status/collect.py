@@ -109,7 +109,7 @@ class _Reader:
         events = self._read_events(jobset)
         if jobset is None:
             return self._no_such_job(now, events)
-        pods = self._list_objects(PODS, self._labels, trim=trim_pod)
+        pods = self._list_owned(PODS, jobset, trim=trim_pod)
         newest_hosts = hosts.newest_hosts(jobset, pods)
         workload = self._find_workload(jobset)
         is_admitted = workload is None or is_condition_true(workload, "Admitted")
@@ -130,7 +130,7 @@ class _Reader:
             name=self._name,
             now=now,
             jobset=jobset,
-            jobs=tuple(self._list_objects(JOBS, self._labels)),
+            jobs=tuple(self._list_owned(JOBS, jobset)),
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
@@ -153,6 +153,11 @@ class _Reader:
         except ApiError as error:
             self._add_unread(kind.plural, error, kind.plural)
             return []
+
+    def _list_owned(self, kind: Kind, jobset: Obj, **options: object) -> list[Obj]:
+        """Return the pods or Jobs of the JobSet, without those of an earlier one of its name."""
+        objects = self._list_objects(kind, self._labels, **options)
+        return [obj for obj in objects if hosts.is_of_jobset(obj, jobset)]
 
     def _get_object(self, kind: Kind, name: str) -> Obj | None:
         try:
@@ -418,7 +423,7 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
                 *job_key,
                 now,
                 jobset,
-                pods=tuple(pods.get(job_key, ())),
+                pods=tuple(pod for pod in pods.get(job_key, ()) if hosts.is_of_jobset(pod, jobset)),
                 workload=workloads.get(jobset["metadata"]["uid"]),
                 unread=tuple(unread.values()),
                 unread_reasons=unread,

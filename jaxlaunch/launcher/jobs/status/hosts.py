@@ -22,6 +22,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     MAIN_CONTAINER,
     REPLICATED_LABEL,
     SLICE_LABEL,
+    UID_LABEL,
 )
 from jaxlaunch.launcher.kubernetes.objects import (
     Obj,
@@ -250,6 +251,16 @@ def is_ours(jobset: Obj) -> bool:
     return is_labelled or contract.JOB in read_environment(jobset)
 
 
+def is_of_jobset(obj: Obj, jobset: Obj) -> bool:
+    """Return whether a pod or a Job is of this JobSet, and not of an earlier one of its name.
+
+    Kubernetes may delete the pods of a JobSet after the JobSet itself.
+    """
+    uid = (obj["metadata"].get("labels") or {}).get(UID_LABEL)
+    jobset_uid = jobset["metadata"].get("uid")
+    return uid is None or jobset_uid is None or uid == jobset_uid
+
+
 def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     """Return the hosts of the newest generation that has pods, in the order of their numbers.
 
@@ -265,7 +276,7 @@ def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
         numbers = [labels.get(name, "0") for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)]
-        if all(map(_NUMBER.fullmatch, numbers)):
+        if is_of_jobset(pod, jobset) and all(map(_NUMBER.fullmatch, numbers)):
             hosts.append(_read_host(pod, offsets, main))
     newest_generation = max((host.generation for host in hosts), default=0)
     hosts.sort(key=lambda host: host.created_at)

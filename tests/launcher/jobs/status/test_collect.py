@@ -57,6 +57,35 @@ def test_running_job_has_records_of_leader(server: Server, cluster: Cluster) -> 
     assert count_calls(server) == 6
 
 
+def test_pods_and_jobs_of_an_earlier_jobset_of_the_name_are_not_its_own(
+    server: Server, cluster: Cluster
+) -> None:
+    """`kubectl delete jobset` leaves the pods to the garbage collector, and they save first."""
+    uid = server.put(JOBSETS.path("team", "lm"), jobset(1))["metadata"]["uid"]
+    earlier_pod, new_pod = pod(0, generation=2, is_leaving=True), pod(0)
+    earlier_pod["metadata"]["name"] = "lm-w-0-0-zzzzz"
+    jobs = objects.job_object(), objects.job_object("lm-w-1")
+    for obj, owner in (
+        *((earlier_pod, "earlier"), (jobs[1], "earlier")),
+        *((new_pod, uid), (jobs[0], uid)),
+    ):
+        own_labels = {labels.NAME_LABEL: "lm", JOB_LABEL: "lm", labels.UID_LABEL: owner}
+        obj["metadata"].setdefault("labels", {}).update(own_labels)
+    put_objects(server, PODS, earlier_pod, new_pod)
+    put_objects(server, kinds.JOBS, *jobs)
+    for job in (
+        collect.read_snapshot(cluster, "team", "lm"),
+        *collect.read_snapshots(cluster, "team"),
+    ):
+        assert isinstance(job, Snapshot)
+        assert [host.pod for host in job.hosts] == [new_pod["metadata"]["name"]]
+        assert derive_status(job).state is State.RUNNING
+        assert len(job.pods) == 1 and [item["metadata"]["name"] for item in job.jobs] in (
+            ["lm-w-0"],
+            [],
+        )
+
+
 def test_start_of_long_log_is_read(server: Server, cluster: Cluster) -> None:
     put_objects(server, JOBSETS, jobset(1))
     put_objects(server, PODS, host := pod(0))
