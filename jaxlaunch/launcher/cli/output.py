@@ -72,11 +72,18 @@ def show_messages(*messages: str) -> None:
         _write_line(escape_controls(f"launcher: {message}"), is_result=False)
 
 
-def show_outcome(outcome: str, details: str, colour: Colour | None) -> None:
-    """Write a message about the end of a run to stderr. The outcome has a colour."""
-    line = Paragraph(f"launcher: {outcome}{details}", coloured=outcome, colour=colour)
-    rows = screen_lines.render_line(line, None, has_colours=_has_colours(sys.stderr))
-    _write_line("\n".join(rows), is_result=False)
+def show_outcome(outcome: str, details: str, colour: Colour | None, *, is_plain: bool) -> None:
+    """Write a message about the end of a run to stderr.
+
+    On a terminal it is a paragraph whose outcome has a colour, unless `is_plain`.
+    """
+    if is_plain:
+        show_messages(outcome + details)
+        return
+    prefix = "launcher: "
+    text = prefix + outcome + details
+    line = Paragraph(text, indent=len(prefix), coloured=outcome, colour=colour)
+    _write_line("\n".join(_render_lines([line], sys.stderr)), is_result=False)
 
 
 def show_result(value: Any, output_format: str | None, lines: Iterable[str]) -> None:

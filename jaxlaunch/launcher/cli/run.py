@@ -91,7 +91,7 @@ def run_command(
     is_live = not plain and sys.stderr.isatty() and not is_dumb
     context, printer = _make_live_block(folder) if is_live else None, output.Printer(selection)
     end = run_job(job, local, printer.show_line, output.show_messages, run_context=context)
-    _show_end(folder / layout.SUMMARY, end, selection, has_colours=not plain)
+    _show_end(folder / layout.SUMMARY, end, selection, is_plain=plain)
     place = layout.read_tracker_place(folder) if job.tracker is not None else None
     if place is not None:
         output.show_messages(f"tracker: {escape_controls(place[1])}")
@@ -143,7 +143,7 @@ def _make_live_block(folder: Path) -> AbstractContextManager[object]:
     return LiveBlock(folder)
 
 
-def _show_end(path: Path, end: RunEnd, selection: Selection, *, has_colours: bool) -> None:
+def _show_end(path: Path, end: RunEnd, selection: Selection, *, is_plain: bool) -> None:
     """Show the result of the run, after the traceback of a rank whose lines were not shown."""
     summary, verdict, is_done = end.summary, end.summary["verdict"], end.code == contract.DONE
     step = summary["step"] if verdict["step"] is None or is_done else verdict["step"]
@@ -164,7 +164,7 @@ def _show_end(path: Path, end: RunEnd, selection: Selection, *, has_colours: boo
     is_stop = is_interrupt or contract.outcome_for_code(end.code).is_stop
     colour = Colour.GREEN if is_done else None if is_stop else Colour.RED
     details = f": {verdict['message']} (exit {end.code}); {pointer}"
-    output.show_outcome(outcome, details, colour if has_colours else None)
+    output.show_outcome(outcome, details, colour, is_plain=is_plain)
     if (page := troubleshooting.command_for_code(end.code)) is not None:
         output.show_messages(f"see: {page}")
 
