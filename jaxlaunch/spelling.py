@@ -21,6 +21,12 @@ def find_nearest(word: str, options: Iterable[str], limit: int = 1) -> list[str]
     return [options_by_lower[match] for match in matches]
 
 
+def suggest_name(word: str, names: Iterable[str]) -> str:
+    """Return the nearest of the user's own names, as ` (did you mean 'age'?)`, or ""."""
+    nearest = find_nearest(word, names)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+
+
 def find_completions(word: str, options: Iterable[str], limit: int = 1) -> list[str]:
     """Return the options that `word` abbreviates, by a prefix or else by some letters in order."""
     word, options = word.lower(), list(options)

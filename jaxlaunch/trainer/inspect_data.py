@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
+from jaxlaunch.spelling import suggest_name
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
@@ -247,7 +248,8 @@ def inspect_table(
     label = label or [*table.values][-1]
     if label not in table.values:
         raise DataError(
-            f"{path} has no column {label!r} of numbers or texts; it has {', '.join(table.values)}"
+            f"{path} has no column {label!r} of numbers or texts"
+            f"{suggest_name(label, table.values)}; it has {', '.join(table.values)}"
         )
     block: dict[str, Any] = {"source": "table", "path": path, "label": label}
     features = [name for name in columns if name and name != label]

@@ -73,12 +73,14 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], output_format: 
     """Check JOB_FILE, and show what it requests.
 
     The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100.
-    All errors are reported at once, each with its line; the exit code is then 2.
+    All errors are reported at once, each with its line; the exit code is then 2. Notes say what
+    `run` would refuse in the files of this machine, such as a missing column of a table.
     """
     job = jobs.load_job(job_file, overrides)
     folder = job_file.absolute().parent
     data = (f"data: {note}" for note in job_notes.describe_data(job, folder))
     notes = itertools.chain(
+        job_notes.find_refusals(job, folder),
         job_notes.find_unexportable_options(job),
         job_notes.list_missing_modules(job, folder),
         job_notes.find_lost_exit_codes(job, folder),

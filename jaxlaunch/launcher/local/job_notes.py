@@ -1,6 +1,7 @@
 """Notes of `validate` on the data, modules and shell scripts of a job, from local files.
 
-Only names and sizes of data files are read, and no module of the job is imported.
+No module of the job is imported. `find_refusals` reads data files; the others read their names and
+sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.shell_notes import find_exit_code_notes
 from jaxlaunch.launcher.wording import format_count, format_size
-from jaxlaunch.trainer.spec import Mixture, PublishedModel, Source
+from jaxlaunch.trainer.spec import (
+    Images,
+    Mixture,
+    PublishedModel,
+    Source,
+    Table,
+    Text,
+    TrainSpec,
+)
+from jaxlaunch.trainer.spec.data import TEXT_KINDS
 
 # The part of a shell script that is read.
 MAX_SCRIPT_BYTES = 1 << 18
@@ -27,6 +37,8 @@ MAX_SCRIPT_BYTES = 1 << 18
 MAX_FILES = 100_000
 # A variable of a shell. Kubernetes expands $(NAME), in a pod alone.
 _VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\})")
+# Files that list images, with columns.
+_LIST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
 
@@ -56,7 +68,66 @@ def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:
         and _is_local_path(job, tokenizer)
         and not (folder / tokenizer).exists()
     ):
-        yield f"train.data.tokenizer = {tokenizer} does not exist here, in {folder}."
+        problem = f"train.data.tokenizer = {tokenizer} does not exist here, in {folder}"
+        yield f"{problem}: launcher run refuses it."
+
+
+def find_refusals(job: JobSpec, folder: Path) -> Iterator[str]:
+    """Yield a sentence for each fault of the files here for which `launcher run` refuses the job.
+
+    A program of the trainer reads them, if there are such files and the trainer is installed.
+    """
+    if job.train is None or not (subjects := _list_readable_subjects(job, job.train, folder)):
+        return
+    # Imported here, because most jobs have no such files.
+    from jaxlaunch.launcher.local import run_folders, trainer_process
+    from jaxlaunch.launcher.local.paths import map_paths
+
+    if trainer_process.is_installed():
+        run_folder = (run_folders.RUNS_FOLDER / job.name).absolute()
+        train = map_paths(job, folder, run_folder, {}).map_train(job.train)
+        environ = trainer_process.cpu_environ(job, train, folder)
+        result = trainer_process.run_program("jaxlaunch.trainer.check", *subjects, environ=environ)
+        yield from (f"launcher run refuses it: {fault}" for fault in result["faults"])
+
+
+def _list_readable_subjects(job: JobSpec, train: TrainSpec, folder: Path) -> list[str]:
+    """Return `model` and `data`, if their files are here and have columns or keys to check."""
+    subjects = []
+    weights = train.model.init_from if isinstance(train.model, PublishedModel) else None
+    if weights is not None and _is_local_path(job, weights) and (folder / weights).is_dir():
+        subjects.append("model")
+    data = train.data
+    sources = list(data.part_sources().values()) if isinstance(data, Mixture) else [data]
+    paths = [
+        pattern
+        for source in sources
+        for key in (("path",), ("eval_path",), ("tokenizer",))
+        for pattern in _as_list(source.locations().get(key))
+    ]
+    if any(map(_has_columns, sources)) and all(_is_local_path(job, path) for path in paths):
+        has_files = all(
+            _find_files(folder / pattern, source.has_subfolders)
+            for source in sources
+            for pattern in _as_list(source.locations().get(("path",)))
+        )
+        subjects += ["data"] * has_files
+    return subjects
+
+
+def _has_columns(source: Source) -> bool:
+    """Return whether the files of a source have columns or fields that the job may misname."""
+    names = [path.lower() for path in _as_list(source.locations().get(("path",)))]
+    if isinstance(source, Text):
+        has_rows = any(name.removesuffix(".gz").endswith((*TEXT_KINDS,)) for name in names)
+        return has_rows and (source.is_prepared or source.has_pairs)
+    if isinstance(source, Images):
+        return any(name.endswith(_LIST_SUFFIXES) for name in names)
+    return isinstance(source, Table)
+
+
+def _as_list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
 
 
 def _describe_block(
@@ -85,7 +156,8 @@ def _describe_block(
         if key == "path" and (note := block.note_held_out(sizes_bytes)):
             remarks.append(note)
         if not sizes_bytes:
-            yield f"{subject}{' '.join(patterns)} matches no file here, in {folder}."
+            problem = f"{' '.join(patterns)} matches no file here, in {folder}"
+            yield f"{subject}{problem}: launcher run refuses it."
         elif not total:
             yield f"{files}: every file that matches is empty."
         else:

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from jaxlaunch.spelling import suggest_name
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.errors import DataError
@@ -397,8 +398,9 @@ def _read_lines(part: Part, field: str) -> Rows:
             problem = f"it is {describe_value(row)}, not an object with the field {field!r}"
             raise _InvalidRowError(number, problem)
         if field not in row:
-            problem = f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}"
-            raise _InvalidRowError(number, problem)
+            names = [str(name) for name in row]
+            problem = f"it has no field {field!r}{suggest_name(field, names)}"
+            raise _InvalidRowError(number, f"{problem}; it has {', '.join(names) or 'none'}")
         yield number, row, decoded.replaced
 
 
@@ -491,7 +493,8 @@ def _choose_columns(
     import pyarrow
 
     if field not in schema.names:
-        raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
+        problem = f"has no column {field!r}{suggest_name(field, schema.names)}"
+        raise DataError(f"{path} {problem}; it has {', '.join(schema.names)}")
     columns = [field, *(name for name in optional_fields if name in schema.names and name != field)]
     for name in columns:
         if (count := schema.names.count(name)) > 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.local import job_notes
+from jaxlaunch.launcher.local import job_notes, trainer_process
 
 JOB = """
 name: t
@@ -31,13 +31,17 @@ train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {
         ("path: rows.jsonl, packing: concat", "train.data.path: 1 file here, 20 B."),
         ("path: [mine.txt, 'ro*']", "train.data.path: 2 files here, 120 B."),
         ("path: empty.txt", "train.data.path: 1 file here, 0 B: every file that matches is empty."),
-        ("path: 'corpus/*.txt'", "train.data.path: corpus/*.txt matches no file here, in FOLDER."),
+        (
+            "path: 'corpus/*.txt'",
+            "train.data.path: corpus/*.txt matches no file here, in FOLDER: "
+            "launcher run refuses it.",
+        ),
         ("path: '/data/*.txt'", ""),
         ("path: 'stdlib://*.py'", ""),
         ("path: gs://team-data/x", ""),
         (
             "path: /data/x, tokenizer: tok",
-            "train.data.tokenizer = tok does not exist here, in FOLDER.",
+            "train.data.tokenizer = tok does not exist here, in FOLDER: launcher run refuses it.",
         ),
     ],
 )
@@ -76,5 +80,49 @@ def test_mixture_parts_are_described_with_shares(tmp_path: Path) -> None:
         "train.data.parts.photos.path: 3 files here, 30 B; 37.5 % of the examples.",
         "train.data.parts.bucket.path: gs://team-data/x; 12.5 % of the examples.",
         "train.data.parts.digits: tfds, 50 % of the examples.",
-        "train.data.parts.held.path: gone/* matches no file here, in FOLDER.",
+        "train.data.parts.held.path: gone/* matches no file here, in FOLDER: "
+        "launcher run refuses it.",
     ]
+
+
+TABLE = """
+name: t
+accelerator: {type: cpu}
+volumes: [{claim: data, path: /data}]
+train: {task: classify, model: {kind: mlp, classes: 2}, data: {source: table, path: a.csv}}
+"""
+
+
+def test_refusals_of_data_and_weights_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,weight,diagnosis\n1,2,x\n3,4,y\n")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "mamba"}')
+
+    def find_refusals(text: str) -> list[str]:
+        return list(job_notes.find_refusals(jobs.parse_job(text), tmp_path))
+
+    (refusal,) = find_refusals(TABLE.replace("path: a.csv", "path: a.csv, label: diagnosys"))
+    assert "has no column 'diagnosys' (did you mean 'diagnosis'?); it has" in refusal
+    assert refusal.startswith("launcher run refuses it: ")
+    lm = JOB.format("path: a.csv").replace("kind: decoder", "kind: decoder, init_from: hf")
+    (refusal,) = find_refusals(lm)
+    assert "config.json: model_type is mamba, and only" in refusal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: t\naccelerator: {type: cpu}\ncommand: [x]\n",
+        TABLE,
+        TABLE.replace("a.csv", "/data/a.csv"),
+        TABLE.replace("a.csv", "gs://team-data/a.csv"),
+        JOB.format("path: mine.txt, packing: concat"),
+        JOB.format("path: mine.txt").replace("kind: decoder", "kind: decoder, init_from: /data/hf"),
+    ],
+)
+def test_no_program_is_started_without_files_to_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    monkeypatch.setattr(trainer_process, "run_program", None)
+    assert list(job_notes.find_refusals(jobs.parse_job(text), tmp_path)) == []

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from jaxlaunch import atomic_file
+from jaxlaunch.spelling import suggest_name
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data import split as splits
@@ -189,9 +190,17 @@ def _find_column(
         if name in row:
             return name
     problem = f"no column of the {key} by a usual name; set data.{key}"
-    problem = f"no column {requested!r}" if requested else problem
+    if requested:
+        problem = f"no column {requested!r}{suggest_name(requested, row)}"
     names = ", ".join(map(str, row)) or "none"
     raise DataError(f"{printable_path(path)} has {problem}; it has {names}")
+
+
+def check_row_columns(data: Images, path: str, row: Row) -> None:
+    """Raise DataError for a column that the data block names and that a row does not have."""
+    for key, name in (("image", data.image), ("label", data.label), ("group", data.group)):
+        if name is not None:
+            _find_column(path, name, key, (), row)
 
 
 def read_rows(path: str) -> Iterator[tuple[int, Row]]:
@@ -462,7 +471,9 @@ def _check_column(
     if name is None:
         problem = f"no column that is known for the {key}; set data.{key}"
     else:
-        problem = f"{'several columns' if name in schema.names else 'no column'} {name!r}"
+        has_several = name in schema.names
+        suggestion = "" if has_several else suggest_name(name, schema.names)
+        problem = f"{'several columns' if has_several else 'no column'} {name!r}{suggestion}"
     raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(schema.names)}")
 
 

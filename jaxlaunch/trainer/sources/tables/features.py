@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxlaunch.spelling import suggest_name
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.index import list_names
 from jaxlaunch.trainer.sources.tables.files import Column, Columns, parse_number
@@ -228,4 +229,6 @@ def check_columns(table: Columns, names: Sequence[str]) -> None:
             raise DataError(f"{table.name}: {problem}; leave it out of data.columns")
         if name not in table.values:
             available = list_names([*table.values])
-            raise DataError(f"{table.name} has no column {name!r}; it has {available}")
+            suggestion = suggest_name(name, table.values)
+            problem = f"has no column {name!r}{suggestion}"
+            raise DataError(f"{table.name} {problem}; it has {available}")
