@@ -30,7 +30,7 @@ from jaxlaunch.trainer.text import chats, documents, preferences
 
 # Larger tables are not read, because `validate` must not take longer than a few seconds.
 MAX_TABLE_BYTES = 64 * 1024**2
-# Fields of rows that are no plain texts.
+# The field of the rows of each format.
 _FIELDS = {"chat": chats.MESSAGES_FIELD, "preference": preferences.CHOSEN}
 
 

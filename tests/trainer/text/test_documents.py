@@ -150,7 +150,8 @@ def test_lines_are_read_once_for_any_unit_size(
     )
     assert read_texts(path) == [*TEXTS[:20], "last"]
     path.write_text(path.read_text() + '\n{"txt": 1}\n')
-    with pytest.raises(DataError, match="a.jsonl, row 23: it has no field 'text'; it has txt"):
+    message = r"a.jsonl, row 23: it has no field 'text' \(did you mean 'txt'\?\); it has txt"
+    with pytest.raises(DataError, match=message):
         read_texts(path)
 
 
