@@ -152,7 +152,7 @@ class CheckpointFolder:
     def is_gone(self, step: int) -> bool:
         """Return whether the manifest of a committed step was deleted; False if unknown."""
         try:
-            return not (self.step_folder(step) / manifest.MANIFEST_FILE).exists()
+            return not manifest.path_exists(self.step_folder(step) / manifest.MANIFEST_FILE)
         except Exception:
             # The next save reports that storage is unavailable.
             return False
@@ -222,12 +222,12 @@ def _has_mark(folder: epath.Path) -> bool:
 
 def _is_ours(folder: epath.Path) -> bool:
     """Return whether jaxlaunch began or finished this step."""
-    return (folder / manifest.MANIFEST_FILE).exists() or _has_mark(folder)
+    return manifest.path_exists(folder / manifest.MANIFEST_FILE) or _has_mark(folder)
 
 
 def _is_step(folder: epath.Path) -> bool:
     """Return whether jaxlaunch or Orbax wrote this step, so that it may be restorable."""
-    return _is_ours(folder) or (folder / COMMITTED_FILE).exists()
+    return _is_ours(folder) or manifest.path_exists(folder / COMMITTED_FILE)
 
 
 def _is_unfinished(folder: epath.Path) -> bool:
@@ -241,7 +241,7 @@ def _is_unfinished(folder: epath.Path) -> bool:
 
 
 def _is_empty(folder: epath.Path) -> bool:
-    return folder.is_dir() and next(folder.iterdir(), None) is None
+    return manifest.is_folder(folder) and next(folder.iterdir(), None) is None
 
 
 def _remove_empty_folders(folder: epath.Path) -> None:

@@ -154,11 +154,43 @@ def read_small_file(path: epath.Path) -> bytes:
     return data
 
 
+def path_exists(path: epath.Path) -> bool:
+    """Return whether a file or a folder exists. Raises OSError if storage fails.
+
+    The `exists` of a local path returns False then, and a checkpoint would count as deleted.
+    """
+    return bool(path.exists()) if is_remote(path) else _local_mode(path) is not None
+
+
+def is_folder(path: epath.Path) -> bool:
+    """Return whether a path is a folder. Unlike `is_dir`, it raises OSError if storage fails."""
+    if not is_remote(path):
+        mode = _local_mode(path)
+        return mode is not None and stat.S_ISDIR(mode)
+    url = os.fspath(path)
+    try:
+        return bool(remote.open_filesystem(url).info(url)["type"] == "directory")
+    except FileNotFoundError:
+        return False
+
+
+def _local_mode(path: epath.Path) -> int | None:
+    """Return the mode of a local path, or None if nothing is there. Raises OSError."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+
+
 def committed_steps(folder: epath.Path) -> list[int]:
     """Return the steps in `folder` that have a manifest, oldest first, unverified."""
-    children = folder.iterdir() if folder.exists() else iter(())
+    children = folder.iterdir() if path_exists(folder) else iter(())
     names = [child.name for child in children if STEP_NAME.fullmatch(child.name)]
-    return sorted(int(name) for name in names if (folder / name / MANIFEST_FILE).exists())
+    return sorted(int(name) for name in names if path_exists(folder / name / MANIFEST_FILE))
 
 
 def list_files(folder: epath.Path, include_manifest: bool = False) -> list[str]:

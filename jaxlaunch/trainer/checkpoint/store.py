@@ -363,7 +363,7 @@ class Restore:
     def _inspect_step(self, step: int) -> tuple[str | None, str, list[str]]:
         """Return the manifest's text or None, a fault or "", and the files not in the manifest."""
         folder = self._folder.step_folder(step)
-        if not folder.is_dir():
+        if not manifest.is_folder(folder):
             return None, "is a file, not a folder", []
         names = manifest.list_files(folder)
         try:

@@ -360,6 +360,45 @@ def test_transient_storage_failure_is_retried(folder, monkeypatch, reader, call)
     assert not faults
 
 
+def fail_for(monkeypatch: pytest.MonkeyPatch, failing: Path, *numbers: int) -> list[int]:
+    """Let os.stat of a path and of what is below it fail so often; return the remaining errors."""
+    remaining, real = list(numbers), os.stat
+
+    def stat(path, *args, **keys):
+        is_failing = not isinstance(path, int) and f"{os.fspath(path)}/".startswith(f"{failing}/")
+        if is_failing and remaining:
+            number = remaining.pop(0)
+            raise OSError(number, os.strerror(number), os.fspath(path))
+        return real(path, *args, **keys)
+
+    monkeypatch.setattr(os, "stat", stat)
+    return remaining
+
+
+def test_storage_failure_is_no_sign_that_a_step_is_gone(folder, monkeypatch) -> None:
+    checkpoints = CheckpointFolder(str(folder))
+    newest = max(manifest.committed_steps(epath.Path(folder)))
+    with monkeypatch.context() as patch:
+        remaining = fail_for(patch, folder / f"{newest}", errno.ESTALE)
+        assert not checkpoints.is_gone(newest) and not remaining
+    with monkeypatch.context() as patch:
+        fail_for(patch, folder, errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            manifest.committed_steps(epath.Path(folder))
+    shutil.rmtree(folder / f"{newest}")
+    assert checkpoints.is_gone(newest)
+
+
+def test_storage_failure_is_no_damage_of_the_newest_step(folder, monkeypatch) -> None:
+    newest = max(manifest.committed_steps(epath.Path(folder)))
+    with Opened(folder) as store:
+        with monkeypatch.context() as patch:
+            fail_for(patch, folder / f"{newest}", *[errno.EIO] * 100)
+            with pytest.raises(StorageError, match="Input/output error"):
+                store.restore(abstract(mesh()))
+        assert store.found() == (newest, "")
+
+
 @pytest.mark.parametrize("subject", ["", "2"])
 def test_deleted_step_is_reported_once_and_saved_again(tmp_path, subject):
     with Opened(tmp_path / "checkpoints", keep=2) as store:
