@@ -17,9 +17,9 @@ from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs import dependents, lifecycle
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.launcher.kubernetes.objects import terminal_state
+from jaxlaunch.launcher.kubernetes.objects import Obj, terminal_state
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.sweep.table import LOCK, SweepTable
@@ -210,6 +210,13 @@ def _has_job(name: str) -> bool:
         return False
 
 
+def _is_known_to_be_stopped(cluster: Cluster, jobset: Obj) -> bool:
+    # A user who may delete jobs need not be allowed to read Workloads of Kueue.
+    with ignore_forbidden():
+        return lifecycle.is_stopped(cluster, jobset)
+    return False
+
+
 @click.command("delete")
 @options.names_argument
 @options.cluster_options()
@@ -247,7 +254,7 @@ def _delete_by_name(
         raise UserError(message, f"{hint}.")
     cluster = Cluster.connect(context, output.show_messages)
     jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
-    if not yes and terminal_state(jobset) is None and not lifecycle.is_stopped(cluster, jobset):
+    if not yes and terminal_state(jobset) is None and not _is_known_to_be_stopped(cluster, jobset):
         if not sys.stdin.isatty():
             message = f"Job {name} has not ended, and stdin is not a terminal."
             raise UserError(message, "add --yes to delete it.")

@@ -1095,6 +1095,18 @@ def test_delete_needs_no_right_to_read_other_objects(server: Server, run: Run) -
     assert server.stored("jobsets") == []
 
 
+def test_delete_of_queued_job_asks_without_the_right_to_read_its_workload(
+    server: Server, run: Run
+) -> None:
+    server.put(LOCAL_QUEUES.path("team-a", "q"), {})
+    submit_job(run, "queue=q")
+    change_object(server, AT, spec={"suspend": True})
+    server.on("GET", "workloads", *[refuse_with(403)] * 9)
+    result = run("delete", "x")
+    assert result.code == 2 and "add --yes to delete it" in result.err
+    assert run("delete", "x", "--yes").code == 0
+
+
 def test_missing_job_is_named_without_the_right_to_list(server: Server, run: Run) -> None:
     server.on("GET", "jobsets", lambda _: False, refuse_with(403))
     result = run("delete", "y")
