@@ -279,10 +279,15 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
             objects=[current],
             limit_s=watch_limit_s,
         )
-        with contextlib.closing(events):
+        is_watched = False
+        with ignore_forbidden(), contextlib.closing(events):
             for event, _ in events:
                 if event == "DELETED":
                     break
+            is_watched = True
+        if not is_watched:
+            # A user who may delete an object need not be allowed to watch it.
+            time.sleep(RETRY_PAUSE_S)
         current = cluster.get(kind, name, namespace)
     return True
 

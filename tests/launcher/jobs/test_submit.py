@@ -1107,6 +1107,25 @@ def test_delete_of_queued_job_asks_without_the_right_to_read_its_workload(
     assert run("delete", "x", "--yes").code == 0
 
 
+def test_delete_waits_without_the_right_to_watch(server: Server, run: Run) -> None:
+    submit_job(run)
+    change_object(server, AT, status={"terminalState": "Completed"})
+
+    def refuse_watch(handler: Handler) -> bool:
+        return "watch" in handler.query and refuse_with(403)(handler)
+
+    def delete_later(handler: Handler) -> bool:
+        threading.Timer(0.5, lambda: server.drop(AT)).start()
+        handler.answer(200, server.objects[AT])
+        return True
+
+    server.on("GET", "jobsets", *[refuse_watch] * 50)
+    server.on("DELETE", "jobsets", delete_later)
+    result = run("delete", "x")
+    assert result.code == 0, result.err
+    assert not server.stored("jobsets")
+
+
 def test_missing_job_is_named_without_the_right_to_list(server: Server, run: Run) -> None:
     server.on("GET", "jobsets", lambda _: False, refuse_with(403))
     result = run("delete", "y")
