@@ -22,8 +22,9 @@ beat     The state of the gang: `stage` (of STAGES), `members` (hosts that hold 
          the first step of this attempt), `preempted` (preemptions in a row without a newly
          committed step; absent if not known), `overdue` (the timeout that passed) and `metrics`
          (the newest of rank 0).
-verdict  The end of an attempt: `verdict` (jaxlaunch/records/verdict), `step`, `committed`. If
-         another attempt follows in these pods, the next beat has its number.
+verdict  The end of an attempt: `verdict` (jaxlaunch/records/verdict), `step`, `committed`, and
+         `memory` (of the rank that ended it). If another attempt follows in these pods, the next
+         beat has its number.
 start    The start of an attempt, before the lines of its processes. Only the agents of `launcher
          run` write it, each to its own stdout, as they do with `verdict`.
 
@@ -45,6 +46,7 @@ from jaxlaunch.records import codec
 from jaxlaunch.records.codec import NonNegativeInt, Seconds, UnixTime, matches
 from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.run_numbers import RunNumbers, TimedNumbers, select_metrics
+from jaxlaunch.records.summary import RankMemory
 from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
@@ -158,6 +160,8 @@ class VerdictLine(_Line):
     verdict: Verdict
     step: NonNegativeInt | None = None
     committed: NonNegativeInt | None = None
+    # The memory of the rank that ended the attempt, if it is known.
+    memory: RankMemory | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

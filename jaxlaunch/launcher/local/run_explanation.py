@@ -13,6 +13,7 @@ from jaxlaunch.launcher.diagnose.explain.answer import Answer
 from jaxlaunch.launcher.diagnose.explain.explanation import (
     Diagnosis,
     Explanation,
+    describe_memory,
     describe_restarts,
 )
 from jaxlaunch.launcher.diagnose.explain.situations import STEPS_BY_CODE
@@ -152,8 +153,7 @@ def _list_facts(run: Run, status: JobStatus) -> Iterator[Text]:
     if status.goodput is not None:
         yield Text("goodput: {goodput:.1%}", goodput=status.goodput)
     if run.attempt_records and (memory := run.attempt_records[-1].memory) is not None:
-        text = "most memory of rank {rank}: {memory}"
-        yield Text(text, rank=memory.rank, memory=memory.describe())
+        yield describe_memory(memory)
     if (refusal := status.refused_start) is not None:
         template = "start {start} was refused (exit {code}): {message}"
         yield Text(template, **{name: refusal[name] for name in ("start", "code", "message")})

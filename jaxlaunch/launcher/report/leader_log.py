@@ -10,6 +10,7 @@ their attempts.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -174,7 +175,10 @@ class LeaderLog:
         begin = begin or self._begin or end
         seconds = _subtract(end.seconds, begin.seconds)
         numbers = line.attempt, line.generation
-        return self._make_record(*numbers, line.verdict, seconds, begin.at, end.at, line.committed)
+        record = self._make_record(
+            *numbers, line.verdict, seconds, begin.at, end.at, line.committed
+        )
+        return dataclasses.replace(record, memory=line.memory)
 
     def _make_record(
         self,

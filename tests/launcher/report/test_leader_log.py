@@ -10,9 +10,10 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.report.leader_log import LeaderLog
 from jaxlaunch.launcher.report.timeline import build_timeline, rank_phases
+from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import PastLine, TailLine
 from jaxlaunch.records.rank_history import Column, decode_letters
-from jaxlaunch.records.summary import StartRecord
+from jaxlaunch.records.summary import RankMemory, StartRecord
 from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher.report.made_jobs import BEGAN, beats, ended
 
@@ -91,6 +92,16 @@ def test_attempt_without_a_later_heartbeat_ends_with_its_verdict() -> None:
     # The ten seconds after the last heartbeat belong to its phase.
     assert record.ended == BEGAN + 40 and record.seconds == {"step": 38.0, "data": 2.0}
     assert log.running_attempt([record]) is None
+
+
+def test_attempt_has_the_memory_of_the_rank_that_ended_it() -> None:
+    memory = RankMemory(3, 1, 7.0, 7.9, 8.0)
+    line = ended(137, "rank 3 was killed by SIGKILL", attempt=1, at=BEGAN + 40, rank=3)
+    text = log_lines.format_line(dataclasses.replace(line, memory=memory))
+    assert (read_line := log_lines.parse_line(text)) is not None
+    log = make_log()
+    log.add_records([*beats(3), read_line])
+    assert [record.memory for record in log.list_attempts()] == [memory]
 
 
 def test_leader_that_was_killed_has_the_end_of_its_termination_message() -> None:

@@ -36,7 +36,7 @@ from jaxlaunch.records.log_lines import (
 from jaxlaunch.records.members import parse_members
 from jaxlaunch.records.rank_history import CurrentHang, RankHistory
 from jaxlaunch.records.run_numbers import TimedNumbers
-from jaxlaunch.records.summary import AttemptRecord, furthest_step
+from jaxlaunch.records.summary import AttemptRecord, RankMemory, furthest_step
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, layout
 from jaxlaunch.runs.run_folder import RunFolder
@@ -209,9 +209,10 @@ class PodLog:
         )
         self._write_line(beat)
 
-    def write_verdict(self, verdict: Verdict, attempt: int) -> None:
-        """Write the verdict on an attempt."""
-        self._write_line(VerdictLine(**self._line_fields(attempt), verdict=verdict))
+    def write_verdict(self, verdict: Verdict, attempt: int, memory: RankMemory | None) -> None:
+        """Write the verdict on an attempt, with the memory of the rank that ended it."""
+        line = VerdictLine(**self._line_fields(attempt), verdict=verdict, memory=memory)
+        self._write_line(line)
 
     def _line_fields(self, attempt: int, generation: int | None = None) -> dict[str, Any]:
         generation = self._generation if generation is None else generation

@@ -39,6 +39,7 @@ from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.summary import (
     AttemptProgress,
     AttemptRecord,
+    RankMemory,
     Summary,
     furthest_step,
 )
@@ -301,13 +302,20 @@ class Reporter:
     def report_verdict(self, verdict: Verdict, now: float) -> None:
         """Write the verdict on the newest attempt."""
         number, attempt = self._gang.attempt_number, self._gang.attempt
-        self._pod_log.write_verdict(verdict, number)
+        self._pod_log.write_verdict(verdict, number, self._memory_at_end(verdict))
         self._notifier.notify_verdict(verdict, number)
         if attempt.number == number:
             foremost = attempt.ranks.settled_step(now)
             self._sampler.sample_ranks(attempt.statuses, 0.0, foremost=foremost, is_due=True)
             self._clock.restart.begin(*attempt.end_timing(now), now)
         self._write_summary(now, is_urgent=True)
+
+    def _memory_at_end(self, verdict: Verdict) -> RankMemory | None:
+        """Return the memory of the rank that ended the newest attempt, or None if unknown."""
+        attempt = self._gang.attempt
+        # The gang may end before an attempt has started its ranks.
+        is_newest = attempt.number == self._gang.attempt_number
+        return attempt.rank_memory(verdict.rank) if is_newest else None
 
     def record_attempt(self, verdict: Verdict, now: float) -> AttemptRecord:
         """Record the attempt, unless host 1 has recorded it, and return its record."""
@@ -331,7 +339,7 @@ class Reporter:
             ended=time.time(),
             restart=self._clock.restart.last_seconds,
             members=table.to_wire() if table.has_moved_hosts else None,
-            memory=gang.attempt.rank_memory(verdict.rank),
+            memory=self._memory_at_end(verdict),
         )
         self.state.earlier_seconds = seconds
         records = self._run_folder.read_records(self._config.uid)

@@ -51,6 +51,7 @@ from jaxlaunch.launcher.jobs.status.job_status import (
     describe_as_of,
 )
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.records.summary import RankMemory
 from jaxlaunch.records.verdict import render_numbers
 from jaxlaunch.spelling import find_completions, find_nearest
 
@@ -179,7 +180,9 @@ def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
         return Diagnosis(job.name, job.namespace, unknown, job.unread, unknown.next_step)
     answer = first_answer(CAUSES, job) or _explain_creation(job)
     last_end, status = job.report.attempt_end, derive_status(job)
-    facts = (*_list_facts(status, job.now), *_list_unknowns(job))
+    facts: Evidence = (*_list_facts(status, job.now), *_list_unknowns(job))
+    if last_end is not None and last_end.memory is not None:
+        facts = (describe_memory(last_end.memory), *facts)
     step = answer.next_step or SITUATIONS[answer.situation].next_step
     if status.state not in FINAL_STATES and (step is None or step.action is Action.WAIT):
         # A user who is advised to wait should also see what Kubernetes warns about.
@@ -261,6 +264,12 @@ def _list_facts(status: JobStatus, now: datetime) -> list[Text]:
         since = ", before these pods started" if age_s is None else ", {age:age} ago"
         facts.append(checkpoint + Text(since, age=age_s))
     return facts
+
+
+def describe_memory(memory: RankMemory) -> Text:
+    """Return "most memory of rank 3: process 7.1 GiB, host 1: 7.9 of 8 GiB (99 %)"."""
+    template = "most memory of rank {rank}: {memory}"
+    return Text(template, rank=memory.rank, memory=memory.describe())
 
 
 def describe_ranks(status: JobStatus) -> Text:

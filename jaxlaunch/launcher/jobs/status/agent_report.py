@@ -14,6 +14,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.records.log_lines import BeatLine, Line, PastLine, ProgressAnnotation, VerdictLine
+from jaxlaunch.records.summary import RankMemory
 from jaxlaunch.records.verdict import Verdict
 
 
@@ -26,12 +27,14 @@ class AttemptEnd:
         attempt: Number of the attempt.
         generation: Generation of its pods.
         at: Unix time, if it is known.
+        memory: Memory of the rank that ended it, if it is known.
     """
 
     verdict: Verdict
     attempt: int
     generation: int
     at: float | None = None
+    memory: RankMemory | None = None
 
     @property
     def description(self) -> str:
@@ -153,7 +156,8 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
     ends = []
     for record in records:
         if isinstance(record, VerdictLine):
-            ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, record.at))
+            place = record.attempt, record.generation
+            ends.append(AttemptEnd(record.verdict, *place, record.at, record.memory))
         elif isinstance(record, PastLine) and record.verdict is not None:
             at = record.at if record.ended is None else record.ended
             ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, at))
@@ -169,6 +173,9 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
         termination_ends.sort(key=lambda end: (end.attempt, end.verdict.code == contract.LOST))
         last_attempt = termination_ends[-1].attempt
         attempt_end = next(end for end in termination_ends if end.attempt == last_attempt)
+        # Only the leader's log has the memory.
+        memory = next((end.memory for end in generation_ends if end.attempt == last_attempt), None)
+        attempt_end = dataclasses.replace(attempt_end, memory=memory)
     elif generation_ends and hosts and hosts[0].number == 0 and hosts[0].has_ended:
         is_running = heartbeat is not None and heartbeat.attempt > generation_ends[-1].attempt
         attempt_end = None if is_running else generation_ends[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -20,6 +21,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snap
 from jaxlaunch.launcher.kubernetes.objects import fold_events, trim_event, trim_node
 from jaxlaunch.launcher.manifests import nodes
 from jaxlaunch.records.log_lines import PastLine, ProgressAnnotation
+from jaxlaunch.records.summary import RankMemory
 from jaxlaunch.records.verdict import (
     ExceptionFacts,
     Failure,
@@ -2308,6 +2310,19 @@ def test_leader_verdict_has_precedence_over_that_of_a_host() -> None:
         over(1, 81, message=farewell(81, "the leader is gone")),
     )
     assert explain_job(job).headline == "lm failed: crash (exit 83): rank 0 raised: X"
+
+
+def test_memory_of_the_rank_that_was_killed_is_a_fact() -> None:
+    """The leader's log has it, although the verdict is that of the termination messages."""
+    killed = judged(137, "rank 1 was killed by SIGKILL", rank=1)
+    memory = RankMemory(1, 1, 0.5, 0.9, 8.0)
+    job = snapshot(
+        jobset(2, status=ended("Failed")),
+        over(0, 137, message=farewell(137, "rank 1 was killed by SIGKILL", rank=1)),
+        records=(beat(), dataclasses.replace(killed, memory=memory)),
+    )
+    fact = "most memory of rank 1: process 0.5 GiB, host 1: 0.9 of 8 GiB (11 %)"
+    assert fact in explain_job(job).facts
 
 
 def test_verdict_of_earlier_attempt_is_not_current() -> None:
