@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from jaxlaunch.launcher.cli import doc_search
 from tests import drawings, environments
 from tests.website.links import Site
 from tests.website.pieces import Piece
@@ -95,9 +96,20 @@ def write_index(site: Path) -> None:
         }
         for item in items
     ]
-    (site / "search-data.js").write_text(
-        f"const SECTIONS = {json.dumps(sections)};\n", encoding="utf-8"
-    )
+    tables = {
+        "SECTIONS": sections,
+        "LEFT_OUT": sorted(doc_search.LEFT_OUT),
+        "SYNONYMS": doc_search.SYNONYMS,
+        "PAGE_FACTORS": doc_search.PAGE_FACTORS,
+    }
+    script = "".join(f"const {name} = {json.dumps(table)};\n" for name, table in tables.items())
+    (site / "search-data.js").write_text(script, encoding="utf-8")
+
+
+def read_questions() -> list[list[str]]:
+    """Return what people ask, and the page of the site that answers it."""
+    text = (ROOT / "tests/site/questions.txt").read_text(encoding="utf-8")
+    return [line.split(" -> ") for line in text.splitlines() if " -> " in line]
 
 
 def build_site(folder: Path) -> int:

@@ -1,11 +1,11 @@
 // The site's search and its moved anchors. The index is a script (search-data.js, written by tests/pages.py), since
-// a page that was opened as a file may not fetch. Words are compared as wholes; of the last one,
-// which may be half typed, three letters are enough, and count less.
+// a page that was opened as a file may not fetch. It has SECTIONS, and the tables of `launcher help WORDS`
+// (jaxlaunch/launcher/cli/doc_search.py): LEFT_OUT, SYNONYMS, PAGE_FACTORS. Words are compared as wholes; of the last
+// one, which may be half typed, three letters are enough, and count less.
 "use strict";
 
-const LEFT_OUT = new Set(("a an and any are as at be by can do does for from has have how i if in into is it its me my of on or " +
-  "own that the their them there this to use what when where which will with without").split(" "));
 const WEIGHTS = { page: 5, title: 7, text: 1 };
+const SYNONYM_WEIGHT = 0.8;
 const MOST_PAGES = 12;
 
 function stem(word) {
@@ -37,15 +37,20 @@ function indexed(sections) {
   return index;
 }
 
-// The words of a query that a page has: one that no page has is looked for as two (datasource).
+// The words of a query that a page has, each with its synonyms: one that no page has is looked for as two (datasource).
 function asked(index, query) {
-  const typed = words(query);
-  const wanted = typed.some((word) => !LEFT_OUT.has(word)) ? typed.filter((word) => !LEFT_OUT.has(word)) : typed;
-  return wanted.flatMap((word, at) => {
-    if (index.has(word) || at === wanted.length - 1 && beginning(index, word).length) return [word];
+  query = query.toLowerCase();
+  for (const [phrase, wanted] of Object.entries(SYNONYMS)) if (phrase.includes(" ")) query = query.replaceAll(phrase, wanted);
+  const typed = query.match(/[a-z0-9]+/g) || [];
+  const wanted = typed.some((word) => !LEFT_OUT.includes(word)) ? typed.filter((word) => !LEFT_OUT.includes(word)) : typed;
+  const synonyms = new Map(Object.entries(SYNONYMS).map(([word, others]) => [stem(word), words(others)]));
+  return wanted.map(stem).flatMap((word, at) => {
+    if (index.has(word) || synonyms.has(word) || at === wanted.length - 1 && beginning(index, word).length) {
+      return [{ word, synonyms: synonyms.get(word) || [] }];
+    }
     for (let cut = 2; cut < word.length - 1; cut++) {
       const pair = [stem(word.slice(0, cut)), stem(word.slice(cut))];
-      if (word.length > 5 && pair.every((each) => index.has(each))) return pair;
+      if (word.length > 5 && pair.every((each) => index.has(each))) return pair.map((each) => ({ word: each, synonyms: [] }));
     }
     return [];
   });
@@ -58,14 +63,26 @@ function beginning(index, word) {
 // The row of the index for each word, with what the word is worth: a rare one more. The last may be half typed.
 function terms(index, query, count) {
   const found = asked(index, query);
-  return found.map((word, at) => {
+  return found.map(({ word, synonyms }, at) => {
     const row = { ...index.get(word) };
+    for (const synonym of synonyms) {
+      for (const [section, weight] of Object.entries(index.get(synonym) || {})) {
+        row[section] = Math.max(row[section] || 0, SYNONYM_WEIGHT * weight);
+      }
+    }
     for (const known of at === found.length - 1 ? beginning(index, word) : []) {
       for (const [section, weight] of Object.entries(index.get(known))) row[section] = (row[section] || 0) + weight / 4;
     }
     const number = Object.keys(row).length;
     return { row, worth: Math.log(1 + (count - number + 0.5) / (number + 0.5)) };
   });
+}
+
+// The factor of the scores of a page: guides come before references and measurements.
+function factor(location) {
+  const name = location.split("#")[0].replace(/\.html$/, "");
+  const found = Object.entries(PAGE_FACTORS).find(([start]) => name === start || name.startsWith(`${start}/`));
+  return found ? found[1] : 1;
 }
 
 // Pages, best first, each with its sections that match: [{page, sections: [section, …]}, …].
@@ -81,7 +98,7 @@ function search(site, query) {
       covered += worth;
     }
     if (!covered || covered < 0.4 * total) return;
-    score *= (covered / total) ** 2;
+    score *= (covered / total) ** 2 * factor(section.location);
     const key = section.location.split("#")[0];
     if (!pages.has(key)) pages.set(key, { page: section.page, found: [] });
     pages.get(key).found.push({ score, section });
@@ -94,7 +111,7 @@ function search(site, query) {
 
 // A part of the text around the first word of the query, with its words marked.
 function excerpt(text, query) {
-  const typed = new Set(words(query).filter((word) => !LEFT_OUT.has(word)));
+  const typed = new Set(words(query).filter((word) => !LEFT_OUT.includes(word)));
   const parts = text.split(/([A-Za-z0-9]+)/);
   const first = Math.max(0, parts.findIndex((part) => typed.has(stem(part.toLowerCase()))) - 12);
   const element = document.createElement("small");

@@ -8,7 +8,7 @@ FIRST_EXAMPLES: Mapping[str, str] = {
     "launcher init first && launcher run first.yaml": "train on this machine, on CPU",
     "launcher submit job.yaml --follow --wait": "run on a cluster; exits as the job does",
     "launcher explain NAME": "why a job is pending, or why it failed",
-    "launcher help troubleshooting": "search by error message",
+    "launcher help out of memory": "search the documentation",
 }
 
 # Command -> its examples, each with its effect.
@@ -50,6 +50,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "help": {
         "launcher help": "lists the pages",
         "launcher help quickstart": "shows one",
+        "launcher help out of memory": "searches them",
         "launcher help job-yaml#train.mesh": "one section of a page",
     },
     "init": {"launcher init first": "writes first.yaml"},

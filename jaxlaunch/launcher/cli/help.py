@@ -1,15 +1,16 @@
-"""`launcher help`: show the pages of docs/, or one of their sections, in the terminal."""
+"""`launcher help`: show the pages of docs/ or one of their sections, or search them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 import click
 
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.doc_search import Index, Section
 from jaxlaunch.launcher.cli.main import COMMANDS
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.spelling import find_completions, find_nearest
@@ -19,23 +20,29 @@ _HEADING = re.compile(r"(#+) (.+)")
 
 
 @click.command("help")
-@click.argument("topic", required=False, shell_complete=options.complete_topics)
+@click.argument("words", metavar="[TOPIC]", nargs=-1, shell_complete=options.complete_topics)
 @click.pass_context
-def help_command(context: click.Context, topic: str | None) -> None:
-    """Show a page of the documentation, or list them.
+def help_command(context: click.Context, words: tuple[str, ...]) -> None:
+    """Show a page of the documentation, list the pages, or search them.
 
-    TOPIC is a page, a page with one of its sections (PAGE#SECTION), or a command.
+    TOPIC is a page, a page with one of its sections (PAGE#SECTION), or a command. Any other words
+    are searched for, and the sections that match best are listed.
     """
     docs = docs_folder()
     pages = {} if docs is None else list_pages(docs)
-    if topic is None and not pages:
+    topic = " ".join(words)
+    if not topic and not pages:
         message = "The pages are not part of this installation."
         raise UserError(message, "read docs/ of the repository.")
-    name, _, section = (topic or "").removeprefix("docs/").partition("#")
+    name, _, section = topic.removeprefix("docs/").partition("#")
     name = name.removesuffix(".md")
-    if topic is None:
+    if not topic:
         rows = [(name, page_title(path)) for name, path in pages.items()]
-        output.show_lines("launcher help TOPIC shows one of these pages, or a command:", "")
+        output.show_lines(
+            "launcher help TOPIC shows one of these pages, or a command; launcher help WORDS "
+            "searches them:",
+            "",
+        )
         output.show_lines(*output.format_columns(rows, indent="  "))
     elif name in pages:
         output.show_lines(_read_page(pages[name], name, section).rstrip())
@@ -47,6 +54,14 @@ def help_command(context: click.Context, topic: str | None) -> None:
         command = group.command.get_command(group, name)
         assert command is not None
         output.show_lines(command.get_help(click.Context(command, info_name=name, parent=group)))
+    elif matches := [] if section else index_pages(pages).search(topic):
+        rows = [
+            (f"{best.name}#{best.anchor}" if best.anchor else best.name, _describe_section(best))
+            for sections in matches
+            for best in sections[:2]
+        ]
+        output.show_lines("launcher help TOPIC shows one of these sections, the best first:", "")
+        output.show_lines(*output.format_columns(rows, indent="  "))
     else:
         topics = {*pages, *COMMANDS}
         suggestions = find_nearest(name, topics) or find_completions(name, sorted(topics))
@@ -54,6 +69,32 @@ def help_command(context: click.Context, topic: str | None) -> None:
         if suggestions:
             hint = f"did you mean {suggestions[0]}?"
         raise UserError(f"No page or command is called {name}.", hint)
+
+
+def index_pages(pages: Mapping[str, Path]) -> Index:
+    """Return the index of the sections of all pages."""
+    texts = {name: path.read_text(encoding="utf-8") for name, path in pages.items()}
+    return Index([row for name, text in texts.items() for row in split_sections(name, text)])
+
+
+def split_sections(name: str, page: str) -> Iterator[Section]:
+    """Yield the text below each heading of a page, as the site's search has it."""
+    lines, headings = page.splitlines(), list(list_headings(page))
+    page_title = _plain(headings[0][2]) if headings else name
+    starts = [start for start, _, _ in headings]
+    for (start, level, heading), end in zip(headings, [*starts[1:], len(lines)], strict=True):
+        anchor = make_anchor(heading) if level > 1 else ""
+        text = _plain(" ".join(lines[start + 1 : end]))
+        yield Section(name, page_title, _plain(heading), anchor, text)
+
+
+def _plain(text: str) -> str:
+    """Return a text of Markdown without the targets of its links."""
+    return _LINK.sub(r"\1", text).replace("`", "")
+
+
+def _describe_section(section: Section) -> str:
+    return section.page if not section.anchor else f"{section.page}: {section.title}"
 
 
 def _read_page(path: Path, name: str, section: str) -> str:

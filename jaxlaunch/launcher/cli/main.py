@@ -65,7 +65,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "export": "Export a checkpoint of RUN as a Hugging Face model.",
     },
     "Documentation": {
-        "help": "Show a page of the documentation, or list them.",
+        "help": "Show a page of the documentation, list the pages, or search them.",
         "schema": "Print the JSON schema of job.yaml.",
     },
 }

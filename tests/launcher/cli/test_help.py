@@ -12,6 +12,7 @@ from jaxlaunch.launcher.cli import help
 from jaxlaunch.launcher.cli.main import GROUPS
 from tests.launcher.invoke import Launcher
 from tests.lint.documents import DOCS, PAGES, ROOT
+from tests.pages import read_questions
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -72,6 +73,35 @@ def test_help_prints_usage_of_command(run_launcher: Launcher) -> None:
 def test_unknown_topic_suggests_nearest(run_launcher: Launcher, topic: str, message: str) -> None:
     result = run_launcher("help", topic)
     assert (result.code, result.out, result.err) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("words", "section"),
+    [
+        (("out", "of", "memory"), "troubleshooting#out-of-memory"),
+        (("OOM",), "troubleshooting#out-of-memory"),
+        (("getting", "started"), "quickstart"),
+        (("wandb",), "how-do-i#use-weights-and-biases-wandb-mlflow-or-tensorboard"),
+    ],
+)
+def test_other_words_are_searched_for(
+    run_launcher: Launcher, words: tuple[str, ...], section: str
+) -> None:
+    result = run_launcher("help", *words)
+    introduction, _, *rows = result.out.splitlines()
+    assert (result.code, "launcher help TOPIC" in introduction) == (0, True)
+    assert section in [row.split()[0] for row in rows[:5]]
+
+
+def test_search_answers_the_questions_of_the_site() -> None:
+    index = help.index_pages(help.list_pages(DOCS))
+    missed = {
+        query: names
+        for query, page in read_questions()
+        for names in [[sections[0].name for sections in index.search(query)[:3]]]
+        if page.partition("/")[0] not in names
+    }
+    assert missed == {}
 
 
 def test_comments_in_code_blocks_are_not_headings() -> None:
