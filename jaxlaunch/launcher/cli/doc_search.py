@@ -13,12 +13,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+_LEFT_OUT_TEXT = """
+a an and any are as at be by can do does for from has have how i if in into is it its me my of on or
+own that the their them there this to use what when where which why will with without
+"""
 # Words that say nothing about the page that is wanted.
-LEFT_OUT = frozenset(
-    "a an and any are as at be by can do does for from has have how i if in into is it its me my of "
-    "on or own that the their them there this to use what when where which will with without "
-    "why".split()
-)
+LEFT_OUT = frozenset(_LEFT_OUT_TEXT.split())
 # What people type -> the words of the pages. A key of several words replaces them in the query.
 SYNONYMS: Mapping[str, str] = {
     "getting started": "quickstart",
