@@ -37,7 +37,13 @@ _LEVEL_COLOURS = {"fail": Colour.RED, "warn": Colour.YELLOW, "unknown": Colour.Y
 
 
 @click.command("doctor")
-@click.argument("job_file", metavar="[JOB_FILE]", type=click.Path(path_type=Path), required=False)
+@click.argument(
+    "job_file",
+    metavar="[JOB_FILE]",
+    type=click.Path(path_type=Path),
+    required=False,
+    callback=options.check_job_file,
+)
 @click.argument(
     "overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=options.complete_keys
 )

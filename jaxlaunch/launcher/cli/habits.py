@@ -10,6 +10,7 @@ The module is imported only for a word or an option that launcher does not have.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import PurePath
 import click
 
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.runs import layout
 
 # What kubectl and others write between a verb and a name.
 RESOURCES = ("job", "jobs", "jobset", "jobsets", "run", "runs", "workload", "workloads")
@@ -388,9 +390,13 @@ def translate_words(arguments: Sequence[str]) -> list[str]:
     replacement = answer.words
     if operands and operands[0].endswith(JOB_SUFFIXES):
         replacement = answer.with_file or answer.words
-    elif operands:
+    elif operands and not _is_folder_of_runs(operands[0]):
         replacement = answer.with_name or answer.words
     return [*replacement.split(), *rest]
+
+
+def _is_folder_of_runs(operand: str) -> bool:
+    return os.path.isdir(operand) and not os.path.exists(os.path.join(operand, layout.LOCK))
 
 
 def explain_program(program: str) -> UserError:

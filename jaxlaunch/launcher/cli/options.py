@@ -78,7 +78,7 @@ def _combine(*decorators: Decorator) -> Decorator:
 PROGRAMS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun", "bash", "sh")
 
 
-def _check_job_file(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
+def check_job_file(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
     """Return the path. Raises UserError for a program in the place of a job file."""
     if file is not None and (file.suffix == ".py" or str(file) in PROGRAMS):
         # Imported here, because it is needed only for the error.
@@ -94,7 +94,7 @@ job_arguments = _combine(
         "job_file",
         metavar="JOB_FILE",
         type=click.Path(path_type=Path),
-        callback=_check_job_file,
+        callback=check_job_file,
     ),
     click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_keys),
 )
@@ -138,7 +138,11 @@ def _resolve_single_name(
     return _resolve_name(context, names[0]) if names else None
 
 
-run_argument = click.argument("run", shell_complete=complete_runs)
+def _resolve_run(context: click.Context, _: click.Parameter, run: str) -> str:
+    return _resolve_name(context, run)
+
+
+run_argument = click.argument("run", callback=_resolve_run, shell_complete=complete_runs)
 name_argument = click.argument(
     "name",
     metavar="JOB_NAME",
