@@ -88,6 +88,11 @@ class CurveTable:
                     self.pauses[name].add_item((step, time, value))
         self._add_interval(row, step, time)
 
+    def keep_only(self, name: str) -> None:
+        """Drop all curves but one, and the seconds of the intervals."""
+        self.curves = {key: curve for key, curve in self.curves.items() if key == name}
+        self.intervals, self.pauses = Intervals(), _make_pauses()
+
     def drop_from(self, step: int) -> None:
         """Drop the rows of `step` and of later steps, which a resumed attempt repeats."""
         self.intervals.drop_from(step)
@@ -468,6 +473,19 @@ class RunBrief(RunNumbers):
     # Unix time of the newest progress.
     updated_at: float | None = None
     owner: str = ""
+
+
+def brief_stamp(folder: Path) -> tuple[int, ...]:
+    """Return what changes when the brief of a run that has ended changes."""
+    return *_file_stamp(folder / layout.SUMMARY), *_file_stamp(folder / layout.LOCK)
+
+
+def _file_stamp(path: Path) -> tuple[int, int]:
+    try:
+        stat = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_ino
 
 
 def read_brief(folder: Path) -> RunBrief:

@@ -29,12 +29,11 @@ from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.report import compare, page, sweep_page
 from jaxlaunch.launcher.report.cluster_jobs import JobPages
 from jaxlaunch.launcher.report.run import RunReader, RunReport
-from jaxlaunch.launcher.report.run_files import CurveFile, read_brief, read_job
-from jaxlaunch.launcher.report.sweep_page import SweepRecord
+from jaxlaunch.launcher.report.run_files import brief_stamp, read_brief
+from jaxlaunch.launcher.report.sweep_page import MetricCatalog, SweepReader, SweepRecord
 from jaxlaunch.launcher.wording import escape_controls, os_error_reason
 from jaxlaunch.records.run_numbers import RunNumbers
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.layout import LOCK, SUMMARY
 
 LOOPBACK = "127.0.0.1"
 # Seconds between two reads of a run.
@@ -48,8 +47,9 @@ KEEPALIVE_S = 15.0
 MAX_COMPARED = 8
 # The largest number of open streams.
 MAX_STREAMS = 32
-# The largest number of runs whose curves are kept in memory.
-MAX_READERS = 64
+# The largest number of runs whose curves are kept in memory, about 1 MB for a run of 1,000 points,
+# and of sweeps whose rows are kept.
+MAX_READERS, MAX_SWEEPS = 16, 4
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -217,6 +217,7 @@ class RunCatalog:
         self._readers: dict[str, tuple[threading.Lock, RunReader]] = {}
         self._rows: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._metrics = MetricCatalog()
+        self._sweep_readers: dict[str, tuple[threading.Lock, SweepReader]] = {}
 
     def read_table(self) -> dict[str, Any]:
         """Return the rows of all runs and jobs."""
@@ -271,10 +272,15 @@ class RunCatalog:
         with self._lock:
             self._list_runs()
             sweep = self._sweeps.get(sweep_id)
-        if sweep is None:
-            return None
+            if sweep is None:
+                return None
+            if sweep_id not in self._sweep_readers and len(self._sweep_readers) >= MAX_SWEEPS:
+                del self._sweep_readers[next(iter(self._sweep_readers))]
+            new_reader = threading.Lock(), SweepReader(sweep.folder)
+            lock, reader = self._sweep_readers.setdefault(sweep_id, new_reader)
         pages = {run: f"run/{_folder_id(sweep.folder / run)}" for run in sweep.changes}
-        return link_sweep(sweep_page.read_page(sweep.folder, pages), home)
+        with lock:
+            return link_sweep(reader.read_page(pages), home)
 
     def read_job_page(
         self, kind: str, namespace: str, name: str, home: str
@@ -293,10 +299,12 @@ class RunCatalog:
 
     def _read_row(self, path: Path, metric: str | None) -> dict[str, Any]:
         """Return the row of a run, read again if its files have changed or it may have ended."""
-        stamp = *_file_stamp(path / SUMMARY), *_file_stamp(path / LOCK)
+        stamp = brief_stamp(path)
         cached = self._rows.get(path)
         if cached is None or cached[0] != stamp or cached[1]["state"] in ("running", "unknown"):
             brief = read_brief(path)
+            is_running = brief.state == "running"
+            chosen = self._metrics.read_metric(path, metric, is_running=is_running)
             # The page computes the age from `began`, because a cached row does not change.
             row = table_row(
                 brief,
@@ -310,7 +318,7 @@ class RunCatalog:
                 where="this machine",
                 tags=sweep_page.describe_tags(path),
                 duration_s=sweep_page.duration_s(brief),
-                metric=self._metrics.read_metric(path, metric, is_running=brief.state == "running"),
+                metric=None if chosen is None else chosen.to_json(),
             )
             cached = self._rows[path] = stamp, row
         return cached[1]
@@ -329,31 +337,6 @@ class RunCatalog:
             return run_reader.read_report()
 
 
-class MetricCatalog:
-    """Reads one metric of many runs, without keeping their other curves in memory."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, tuple[CurveFile, CurveFile]] = {}
-
-    def read_metric(
-        self, path: Path, metric: str | None, *, is_running: bool
-    ) -> dict[str, Any] | None:
-        """Return the metric of a run with a small curve. A second call reads only new rows."""
-        if path not in self._files:
-            self._files[path] = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
-        metrics, evals = self._files.pop(path)
-        metrics.read_new_rows()
-        evals.read_new_rows()
-        chosen = sweep_page.find_metric(metrics, evals, read_job(path), metric)
-        if is_running and len(self._files) < MAX_READERS:
-            self._files[path] = metrics, evals
-            if chosen is not None:
-                for file, prefix in ((metrics, ""), (evals, "eval/")):
-                    for name in [name for name in file.curves if prefix + name != chosen.name]:
-                        del file.curves[name]
-        return None if chosen is None else chosen.to_json()
-
-
 def _folder_id(path: Path) -> str:
     """Return the id of a folder in URLs: a digest, because its name may have any character."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
@@ -361,14 +344,6 @@ def _folder_id(path: Path) -> str:
 
 def _link_run(path: Path) -> dict[str, str]:
     return {"id": _folder_id(path), "page": f"run/{_folder_id(path)}"}
-
-
-def _file_stamp(path: Path) -> tuple[int, int]:
-    try:
-        stat = os.lstat(path)
-    except OSError:
-        return 0, 0
-    return stat.st_mtime_ns, stat.st_ino
 
 
 class Server(PageServer):

@@ -19,6 +19,8 @@ _MAX_BYTES, _MAX_RUNS = 64 << 20, 2000
 MAX_KEY_CHARS, MAX_VALUE_CHARS = 120, 200
 # Points of all curves on the page, and the points that each curve keeps at least.
 _MAX_PAGE_POINTS, _MIN_CURVE_POINTS = 20_000, 50
+# The largest number of runs whose metric is kept in memory.
+_MAX_FILES = 64
 # Points of the small curve in a row.
 SPARK_POINTS = 40
 WAITING = "waiting"
@@ -143,14 +145,6 @@ class SweepRow:
         return row | {"value": float(f"{self.metric.value:.6g}"), "curve": [steps, values]}
 
 
-def read_page(folder: Path, pages: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the data of the page, the best run first. `pages` has the addresses of their pages."""
-    sweep = read_sweep(folder)
-    rows = [_read_row(sweep, name, (pages or {}).get(name)) for name in sweep.changes]
-    metric = sweep.metric or next((row.metric.name for row in rows if row.metric), "loss")
-    return make_page(folder.name, metric, sweep.is_higher_better, rows)
-
-
 def make_page(
     name: str, metric: str, is_higher_better: bool, runs: Sequence[SweepRow]
 ) -> dict[str, Any]:
@@ -168,22 +162,76 @@ def make_page(
     }
 
 
-def _read_row(sweep: SweepRecord, name: str, page: str | None) -> SweepRow:
-    path = sweep.folder / name
-    if not layout.is_run(path) or path.is_symlink():
-        return SweepRow(name, sweep.changes[name])
-    brief = run_files.read_brief(path)
-    metrics, evals = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
-    metrics.read_new_rows()
-    evals.read_new_rows()
-    return SweepRow(
-        name,
-        sweep.changes[name],
-        page=page,
-        state=brief.state,
-        why=brief.message,
-        step=brief.step,
-        steps=brief.steps,
-        duration_s=duration_s(brief),
-        metric=find_metric(metrics, evals, run_files.read_job(path), sweep.metric),
-    )
+def read_page(folder: Path) -> dict[str, Any]:
+    """Return the data of the page of the sweep in a folder, the best run first."""
+    return SweepReader(folder).read_page({})
+
+
+class MetricCatalog:
+    """Reads one metric of many runs, without keeping their other curves in memory."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, tuple[CurveFile, CurveFile]] = {}
+
+    def read_metric(self, path: Path, metric: str | None, *, is_running: bool) -> RunMetric | None:
+        """Return the metric of a run. A second call for a run that trains reads only new rows."""
+        if path not in self._files:
+            self._files[path] = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
+        metrics, evals = self._files.pop(path)
+        metrics.read_new_rows()
+        evals.read_new_rows()
+        chosen = find_metric(metrics, evals, run_files.read_job(path), metric)
+        if is_running and len(self._files) < _MAX_FILES:
+            self._files[path] = metrics, evals
+            if chosen is not None:
+                metrics.keep_only(chosen.name)
+                is_eval = chosen.name.startswith("eval/")
+                evals.keep_only(chosen.name.removeprefix("eval/") if is_eval else "")
+        return chosen
+
+
+class SweepReader:
+    """Reader of a sweep. Repeated reads parse only the new rows of the runs that train."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._metrics = folder, MetricCatalog()
+        # The rows of runs that have ended, each with the stamp of its files.
+        self._rows: dict[str, tuple[tuple[int, ...], SweepRow]] = {}
+
+    def read_page(self, pages: Mapping[str, str]) -> dict[str, Any]:
+        """Return the data of the page. `pages` has the addresses of the pages of the runs."""
+        sweep = read_sweep(self._folder)
+        limit = max(_MIN_CURVE_POINTS, _MAX_PAGE_POINTS // max(1, len(sweep.changes)))
+        rows = [
+            dataclasses.replace(self._read_row(sweep, name, limit), page=pages.get(name))
+            for name in sweep.changes
+        ]
+        metric = sweep.metric or next((row.metric.name for row in rows if row.metric), "loss")
+        return make_page(self._folder.name, metric, sweep.is_higher_better, rows)
+
+    def _read_row(self, sweep: SweepRecord, name: str, max_points: int) -> SweepRow:
+        path = sweep.folder / name
+        if not layout.is_run(path) or path.is_symlink():
+            return SweepRow(name, sweep.changes[name])
+        stamp = run_files.brief_stamp(path)
+        if name in self._rows and self._rows[name][0] == stamp:
+            return self._rows[name][1]
+        brief = run_files.read_brief(path)
+        is_running = brief.state == "running"
+        metric = self._metrics.read_metric(path, sweep.metric, is_running=is_running)
+        row = SweepRow(
+            name,
+            sweep.changes[name],
+            state=brief.state,
+            why=brief.message,
+            step=brief.step,
+            steps=brief.steps,
+            duration_s=duration_s(brief),
+            metric=metric,
+        )
+        if brief.state not in ("running", "unknown"):
+            if metric is not None:
+                curve = Curve(metric.curve.points, max_points)
+                row = dataclasses.replace(row, metric=RunMetric(metric.name, curve))
+            self._rows[name] = stamp, row
+        return row

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +20,9 @@ from jaxlaunch.launcher.report import compare, page, viewers
 from jaxlaunch.launcher.report.cluster_jobs import ClusterJobs
 from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.launcher.report.server import RunCatalog, Server
+from jaxlaunch.launcher.sweep.table import Member, SweepTable
 from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.runs.layout import hold_lock
 from tests import needs
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server as ApiServer
@@ -544,6 +551,80 @@ def test_viewer_opens_jobs_and_sweeps(
         sentence = "⚠ pods/log: you may not read logs in namespace team."
         assert chromium.value(unread) == [sentence] * 3
         assert find_violations(chromium) == []
+        chromium.open("about:blank")
+    assert chromium.errors == []
+
+
+# What a live update may take of the processor, and the server of memory.
+MAX_UPDATE_S, MAX_SERVER_MIB = 0.1, 100
+
+
+def make_large_sweep(folder: Path, stack: contextlib.ExitStack) -> list[Path]:
+    """Make a sweep of 30 runs that train, with 1,000 points in each curve."""
+    members = dict[str, Member]()
+    for number in range(30):
+        run = folder / f"{folder.name}-{number:03}"
+        made_runs.run(run, (137, 0), points=1000)
+        path = run / "summary.json"
+        summary = json.loads(path.read_text()) | {"verdict": None, "status": "running"}
+        path.write_text(json.dumps(summary))
+        stack.enter_context(hold_lock(run))
+        changes = [f"train.seed={number}", f"train.batch={8 * (number % 3 + 1)}"]
+        members[run.name] = Member(run.name, run, changes, str(number))
+    settings = {"sweep": folder.name, "metric": "loss", "mode": "min", "cluster": None}
+    SweepTable(folder).record_sweep(settings, members)
+    return [member.folder for member in members.values()]
+
+
+def measure_updates(chromium: browser.Page, runs: list[Path], first_step: int) -> float:
+    """Return the seconds of processor that the page takes for an update of all runs."""
+    chromium.call("Performance.enable", timeDomain="threadTicks")
+
+    def read_task_s() -> float:
+        metrics = chromium.call("Performance.getMetrics")["metrics"]
+        return float({entry["name"]: entry["value"] for entry in metrics}["TaskDuration"])
+
+    count = "performance.getEntriesByName('drawn').length"
+    # The page itself, and what the server has read since.
+    drawn = chromium.until(f"{count} > 1 && {count}")
+    began_s, updates = read_task_s(), 3
+    for step in range(first_step, first_step + updates):
+        for run in runs:
+            row = {"step": step, "loss": 100 / step, "time": made_runs.BEGAN + step}
+            with open(run / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
+        drawn = chromium.until(f"{count} > {drawn} && {count}")
+    return (read_task_s() - began_s) / updates
+
+
+@pytest.mark.extended
+def test_large_sweep_is_updated_within_limits(chromium: browser.Page, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        runs = make_large_sweep(tmp_path / "runs" / "large", stack)
+        command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "dashboard", "runs"]
+        pipe = subprocess.PIPE
+        server = stack.enter_context(
+            subprocess.Popen(command, cwd=tmp_path, stdout=pipe, text=True)
+        )
+        stack.callback(server.terminate)
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        chromium.open(address)
+        chromium.value("document.querySelector('[data-group]').click()")
+        links = "[...document.querySelectorAll('#runs a')].map((link) => link.href)"
+        sweep, *pages = chromium.value(links)
+        assert len(pages) == 30
+        update_s = {"table": measure_updates(chromium, runs, 2001)}
+        for step, (name, page_address) in enumerate({"sweep": sweep, "run": pages[0]}.items(), 1):
+            chromium.open(page_address)
+            update_s[name] = measure_updates(chromium, runs, 2001 + 100 * step)
+        assert max(update_s.values()) < MAX_UPDATE_S, update_s
+        for page_address in pages:
+            with urllib.request.urlopen(page_address) as answer:
+                answer.read()
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        (peak_kib,) = re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+        assert int(peak_kib) / 1024 < MAX_SERVER_MIB, peak_kib
         chromium.open("about:blank")
     assert chromium.errors == []
 

@@ -104,12 +104,14 @@ const changesCell = (run) =>
     ]),
   );
 
-// Draws the page of a sweep and returns its charts.
-function drawSweep(data) {
-  const charts = [];
-  const measured = data.runs.filter((run) => run.value !== null);
-  const done = measured.filter((run) => run.state === "done");
-  const best = done[0];
+// Returns the runs that have the metric, in the order of their names, so that each keeps its line.
+const measuredRuns = (data) =>
+  data.runs.filter((run) => run.value !== null).sort((a, b) => (a.name < b.name ? -1 : 1));
+
+// Returns the sentence about all runs, and their table.
+function renderSweepRuns(data) {
+  const measured = measuredRuns(data);
+  const best = data.runs.find((run) => run.value !== null && run.state === "done");
   const states = `${data.runs.length} runs: ${countStates(data.runs)}.`;
   const text = best
     ? `${states} The best that is done is ${best.name}: ${data.metric} ${formatNumber(best.value)} with ${changesText(best)}.`
@@ -122,8 +124,6 @@ function drawSweep(data) {
       " ",
       run.page ? el("a", { href: run.page }, run.name) : run.name,
     );
-  const isLog = differsWidely(measured.map((run) => run.value));
-  const onLog = isLog ? ", on a logarithmic axis" : "";
   const rows = data.runs.map((run) =>
     tableRow(
       nameCell(run),
@@ -135,37 +135,99 @@ function drawSweep(data) {
       el("td", { class: "why" }, run.state === "done" ? "" : run.why),
     ),
   );
-  const keyCharts = el("div", { class: "charts" });
-  const curveFrame = el("div", { class: "chart" });
+  const numberHeads = [data.metric, ...data.keys, "Step", "Duration"].map((head) => `#${head}`);
+  const first = data.mode === "max" ? "highest" : "lowest";
+  return [
+    el("p", { class: `sentence is-${best ? "done" : "running"}` }, text),
+    ...section(
+      "runs",
+      `Runs, the ${first} ${data.metric} first`,
+      makeTable(["Run", "State", ...numberHeads, "Why"], rows, "Runs"),
+    ),
+  ];
+}
+
+// Draws the curves of the runs and the metric by each key. Charts are created again only if the
+// runs, the axes or the colours have changed, so that what a reader looks at stays.
+function updateSweepCharts(data) {
+  const measured = measuredRuns(data);
+  const isLog = differsWidely(measured.map((run) => run.value));
+  const lines = measured.map((run, index) => ({
+    label: run.name,
+    x: run.curve[0],
+    y: run.curve[1],
+    ...lineStyle(index),
+  }));
+  const label = measured.map((run) => `${run.name} ${formatNumber(run.value)}`).join(", ");
+  const points = new Map(data.keys.map((key) => [key, keyPoints(measured, key)]));
+  const keys = data.keys.filter((key) => new Set(points.get(key).map(({ x }) => x)).size > 1);
+  const names = lines.map((line) => line.label);
+  const viewKey = JSON.stringify([names, keys, isLog, cssVariable("--paper")]);
+  const isNew = view.keys.get("sweep") !== viewKey;
+  view.keys.set("sweep", viewKey);
+  if (isNew) createSweepCharts(data, lines, label, keys, isLog);
+  else if (lines.length) {
+    const { chart } = view.charts.get("");
+    chart.frame.setAttribute("aria-label", label);
+    chart.update(joinLines(lines, isLog));
+  }
+  for (const key of keys) drawKeyChart(data, key, points.get(key), isLog);
+}
+
+// Returns the values of a key and the metric of the runs that have both.
+const keyPoints = (measured, key) =>
+  measured
+    .filter((run) => key in run.changes)
+    .map((run) => ({ x: run.changes[key], y: run.value }));
+
+// Creates the chart of the curves, and an empty frame for each key.
+function createSweepCharts(data, lines, label, keys, isLog) {
+  for (const { chart } of view.charts.values()) chart?.destroy();
+  view.charts.clear();
+  const onLog = isLog ? ", on a logarithmic axis" : "";
+  const frame = el("div", { class: "chart" });
   const readout = el("p", { class: "readout" });
+  const curves = section("curves-title", `${data.metric}${onLog}`, frame, readout);
+  document.getElementById("the-curves").replaceChildren(...(lines.length ? curves : []));
+  const keyFrames = keys.map((key) => el("div", { class: "chart" }));
+  const boxes = keys.map((key, index) => el("div", {}, el("h3", {}, key), keyFrames[index]));
+  const byKey = section(
+    "keys",
+    `${data.metric} by key${onLog}`,
+    el("div", { class: "charts" }, ...boxes),
+  );
+  document.getElementById("the-keys").replaceChildren(...(keys.length ? byKey : []));
+  if (lines.length) {
+    const options = { label, height: 260, isLog, xLabel: "step", readout };
+    view.charts.set("", { chart: lineChart(frame, lines, options) });
+  }
+  keys.forEach((key, index) => view.charts.set(key, { frame: keyFrames[index] }));
+}
+
+// Draws the chart of the metric by a key, again only if a value has changed.
+function drawKeyChart(data, key, points, isLog) {
+  const label = points.map((point) => `${key} ${point.x}: ${formatNumber(point.y)}`).join("; ");
+  const drawn = view.charts.get(key);
+  if (drawn.label === label) return;
+  drawn.chart?.destroy();
+  const frame = el("div", { class: "chart" });
+  drawn.frame.replaceWith(frame);
+  const options = { label, xLabel: key, yLabel: data.metric, isLog };
+  view.charts.set(key, { frame, label, chart: scatterChart(frame, points, options) });
+}
+
+function showSweep(data) {
+  const state = { data };
+  const place = (name) => el("div", { id: `the-${name}` });
   document.body.replaceChildren(
     el(
       "main",
       {},
       pageLinks(data),
       el("h1", {}, data.name),
-      el("p", { class: `sentence is-${best ? "done" : "running"}` }, text),
-      ...section(
-        "runs",
-        `Runs, the ${data.mode === "max" ? "highest" : "lowest"} ${data.metric} first`,
-        makeTable(
-          [
-            "Run",
-            "State",
-            `#${data.metric}`,
-            ...data.keys.map((key) => `#${key}`),
-            "#Step",
-            "#Duration",
-            "Why",
-          ],
-          rows,
-          "Runs",
-        ),
-      ),
-      ...(measured.length
-        ? section("curves-title", `${data.metric}${onLog}`, curveFrame, readout)
-        : []),
-      ...(measured.length > 1 ? section("keys", `${data.metric} by key${onLog}`, keyCharts) : []),
+      place("runs"),
+      place("curves"),
+      place("keys"),
     ),
     el(
       "footer",
@@ -176,50 +238,13 @@ function drawSweep(data) {
       "Curves by uPlot, © Leon Sorokin, MIT license.",
     ),
   );
-  if (!measured.length) return charts;
-  const lines = measured.map((run, index) => ({
-    label: run.name,
-    x: run.curve[0],
-    y: run.curve[1],
-    ...lineStyle(index),
-  }));
-  const curves = lineChart(curveFrame, lines, {
-    label: measured.map((run) => `${run.name} ${formatNumber(run.value)}`).join(", "),
-    height: 260,
-    isLog,
-    xLabel: "step",
-    readout,
-  });
-  charts.push(curves);
-  if (measured.length < 2) return charts;
-  for (const key of data.keys) {
-    const points = measured
-      .filter((run) => key in run.changes)
-      .map((run) => ({ x: run.changes[key], y: run.value }));
-    if (new Set(points.map((point) => point.x)).size < 2) continue;
-    const frame = el("div", { class: "chart" });
-    keyCharts.append(el("div", {}, el("h3", {}, key), frame));
-    const scatter = scatterChart(frame, points, {
-      label: points.map((point) => `${key} ${point.x}: ${formatNumber(point.y)}`).join("; "),
-      xLabel: key,
-      yLabel: data.metric,
-      isLog,
-    });
-    charts.push(scatter);
-  }
-  return charts;
-}
-
-function showSweep(data) {
-  const state = { data, charts: drawSweep(data) };
   const draw = () => {
-    for (const chart of state.charts) chart.destroy();
-    const top = scrollY;
     const focused = document.activeElement?.getAttribute("href");
-    state.charts = drawSweep(state.data);
-    [...document.links].find((link) => link.getAttribute("href") === focused)?.focus();
-    scrollTo({ top, behavior: "instant" });
+    document.getElementById("the-runs").replaceChildren(...renderSweepRuns(state.data));
+    if (focused) [...document.links].find((link) => link.getAttribute("href") === focused)?.focus();
+    updateSweepCharts(state.data);
   };
+  draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     forgetColors();
     draw();
