@@ -41,7 +41,7 @@ MAX_CURVES, MAX_TABLE_POINTS = 32, 100
 # The same on the page of a sweep.
 MAX_SWEEP_CURVES, MAX_SWEEP_POINTS = 100, 500
 # A read of the table begins to read no further logs after this time. The next read continues.
-HISTORY_TIMEOUT_S = 4.0
+HISTORY_TIMEOUT_S = 2.0
 # Jobs whose pages are open, in one stream or on one machine.
 MAX_PAGE_LOGS = 8
 # Hosts whose logs are on the page of a job, and the lines that are read from each of them.
@@ -159,7 +159,7 @@ class ClusterJobs:
             if is_shown and leader is not None and len(used_logs) < max_curves:
                 uid, may_read_log = _job_uid(snapshot), "log" not in snapshot.unread_reasons
                 stored = self._table_logs.get(uid) or StoredLog(
-                    _make_log(snapshot, max_points), namespace
+                    _make_log(snapshot, max_points, has_ranks=False), namespace
                 )
                 is_new = leader.pod not in stored.pods
                 if is_new and may_read and may_read_log and time.monotonic() < deadline:
@@ -173,7 +173,10 @@ class ClusterJobs:
                 if stored.pods:
                     stored.log.add_records(snapshot.records)
                     used_logs[uid], log = stored, stored.log
-            jobs.append(TableJob(snapshot, derive_status(snapshot), log))
+            job = TableJob(snapshot, derive_status(snapshot), log)
+            if log is not None:
+                sweep_page.keep_metric(log.metrics, log.evals, job.metric)
+            jobs.append(job)
         others = {
             uid: stored for uid, stored in self._table_logs.items() if stored.namespace != namespace
         }
@@ -366,9 +369,15 @@ class TableJob:
         return round(max(0.0, seconds), 1)
 
 
-def _make_log(snapshot: Snapshot, max_points: int = MAX_POINTS) -> LeaderLog:
-    has_trainer = job_report.has_trainer(snapshot)
-    return LeaderLog(_job_uid(snapshot), has_trainer=has_trainer, max_points=max_points)
+def _make_log(
+    snapshot: Snapshot, max_points: int = MAX_POINTS, *, has_ranks: bool = True
+) -> LeaderLog:
+    return LeaderLog(
+        _job_uid(snapshot),
+        has_trainer=job_report.has_trainer(snapshot),
+        max_points=max_points,
+        has_ranks=has_ranks,
+    )
 
 
 def _find_leader(snapshot: Snapshot) -> Host | None:

@@ -46,7 +46,14 @@ class _Mark(NamedTuple):
 class LeaderLog:
     """What the records in a leader's log say about a run."""
 
-    def __init__(self, uid: str, *, has_trainer: bool, max_points: int = curves.MAX_POINTS) -> None:
+    def __init__(
+        self,
+        uid: str,
+        *,
+        has_trainer: bool,
+        max_points: int = curves.MAX_POINTS,
+        has_ranks: bool = True,
+    ) -> None:
         """Create the log of a JobSet before its first record.
 
         Args:
@@ -54,8 +61,9 @@ class LeaderLog:
             has_trainer: Whether the job has a `train:` block, so that metrics with the prefix
                 `eval_` are means over the held-out set.
             max_points: The largest number of points of a curve.
+            has_ranks: Whether to keep what the ranks did and said.
         """
-        self._uid, self._has_trainer = uid, has_trainer
+        self._uid, self._has_trainer, self._has_ranks = uid, has_trainer, has_ranks
         self.metrics, self.evals = CurveTable(max_points), CurveTable(max_points)
         self.ranks = RankHistory()
         self.ranks.period_s = BEAT_PERIOD_S
@@ -89,7 +97,7 @@ class LeaderLog:
                 self._add_verdict(record)
             elif isinstance(record, PastLine):
                 self._add_past(record)
-            elif isinstance(record, TailLine):
+            elif isinstance(record, TailLine) and self._has_ranks:
                 self.tails[record.rank] = record.lines
 
     def list_attempts(self, ends: Sequence[AttemptEnd] = ()) -> list[AttemptRecord]:
@@ -141,7 +149,8 @@ class LeaderLog:
         self.beat = beat
         if beat.stage == "run":
             self._add_row(beat, mark)
-            self._add_phases(beat)
+            if self._has_ranks:
+                self._add_phases(beat)
 
     def _without_pause(self, mark: _Mark) -> _Mark:
         """Return the mark of an end before which the gang was not down yet.

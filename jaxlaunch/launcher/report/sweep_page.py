@@ -97,6 +97,14 @@ def find_metric(
     return None if metric is None else RunMetric(metric, curves[metric])
 
 
+def keep_metric(metrics: CurveTable, evals: CurveTable, chosen: RunMetric | None) -> None:
+    """Drop all curves but that of a metric, if there is one."""
+    if chosen is not None:
+        is_eval = chosen.name.startswith("eval/")
+        metrics.keep_only("" if is_eval else chosen.name)
+        evals.keep_only(chosen.name.removeprefix("eval/") if is_eval else "")
+
+
 def describe_tags(folder: Path) -> str:
     """Return the labels of a run's job, such as `baseline, team=vision`."""
     labels = run_files.find_value(run_files.read_job(folder), "labels")
@@ -183,10 +191,7 @@ class MetricCatalog:
         chosen = find_metric(metrics, evals, run_files.read_job(path), metric)
         if is_running and len(self._files) < _MAX_FILES:
             self._files[path] = metrics, evals
-            if chosen is not None:
-                metrics.keep_only(chosen.name)
-                is_eval = chosen.name.startswith("eval/")
-                evals.keep_only(chosen.name.removeprefix("eval/") if is_eval else "")
+            keep_metric(metrics, evals, chosen)
         return chosen
 
 
