@@ -61,7 +61,7 @@ class LeaderLog:
             has_trainer: Whether the job has a `train:` block, so that metrics with the prefix
                 `eval_` are means over the held-out set.
             max_points: The largest number of points of a curve.
-            has_ranks: Whether to keep what the ranks did and said.
+            has_ranks: Whether to keep the phases of the ranks and the ends of their logs.
         """
         self._uid, self._has_trainer, self._has_ranks = uid, has_trainer, has_ranks
         self.metrics, self.evals = CurveTable(max_points), CurveTable(max_points)
