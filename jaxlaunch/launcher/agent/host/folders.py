@@ -16,6 +16,7 @@ last change, unless an environment variable of a process names them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -140,12 +141,27 @@ class SiteFolder:
         self._folder, self._lock = make_folder(parent="/tmp" if is_long else None)
         self._numbers = itertools.count()
         self.site = os.path.join(self._folder, SITE_FOLDER)
-        os.mkdir(self.site)
+        self.restore_files()
+
+    def restore_files(self) -> None:
+        """Create the folder and the files that are missing in it.
+
+        A program may empty the temporary directory, and systemd-tmpfiles removes what nobody has
+        read for ten days. The next process would start without the site hook.
+
+        Raises:
+            OSError: The folder cannot be written, or belongs to another user.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._folder, 0o700)
+        folder_stat = os.lstat(self._folder)
+        if not stat.S_ISDIR(folder_stat.st_mode) or folder_stat.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "is not a folder of this user", self._folder)
+        os.makedirs(os.path.join(self.site, FALLBACK_FOLDER, "jaxlaunch"), exist_ok=True)
         for name in HOOK_FILES:
             self._copy_resource("jaxlaunch.launcher.agent", f"site/{name}", name)
         for name in (CONTRACT_FILE, ISOLATED_FILE):
             self._copy_resource("jaxlaunch", name, name)
-        os.makedirs(os.path.join(self.site, FALLBACK_FOLDER, "jaxlaunch"))
         for name in FALLBACK_FILES:
             self._copy_resource("jaxlaunch", name, f"{FALLBACK_FOLDER}/jaxlaunch/{name}")
 
@@ -173,9 +189,12 @@ class SiteFolder:
         os.close(self._lock)
 
     def _copy_resource(self, package: str, resource: str, name: str) -> None:
+        path = os.path.join(self.site, name)
+        if os.path.exists(path):
+            return
         data = pkgutil.get_data(package, resource)
         assert data is not None, "all loaders of packages have get_data, zipimport's included"
-        with open(os.path.join(self.site, name), "wb") as file:
+        with open(path, "wb") as file:
             file.write(data)
 
 

@@ -503,6 +503,7 @@ class Processes:
         extra_variables: Mapping[str, str],
         control_fd: int | None = None,
     ) -> Child:
+        self._site_folder.restore_files()
         environ = environment.rank_variables(self._config, os.environ, rank, self._site_folder.site)
         suffixes = {
             contract.METRICS: "metrics",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,27 @@ def test_garbage_collection_is_off_during_imports_of_the_trainer(
     os.close(end)
     os.close(reports)
     assert printed.stdout.strip() == str(collects)
+
+
+@pytest.mark.parametrize("removed", ["", "site", "site/sitecustomize.py"])
+def test_files_that_were_removed_are_restored(folder: SiteFolder, removed: str) -> None:
+    top = Path(folder.site).parent
+
+    def list_files() -> set[Path]:
+        return {path for path in Path(folder.site).rglob("*") if path.is_file()}
+
+    previous, path = list_files(), top / removed
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    folder.restore_files()
+    assert list_files() == previous and top.stat().st_mode & 0o777 == 0o700
+
+
+def test_folder_of_another_user_is_not_used(
+    folder: SiteFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="is not a folder of this user"):
+        folder.restore_files()
 
 
 def test_site_hook_leaves_no_partial_packages(folder: SiteFolder, plain_python: str) -> None:
