@@ -36,6 +36,22 @@ def test_transient_fault_is_restarted_in_place(tmp_path: Path) -> None:
     assert len(ports) == 3
 
 
+EMPTIES_TEMPORARY_FOLDER = """
+import shutil
+say(phase="step", step=5 * ATTEMPT)
+if ATTEMPT == 1:
+    shutil.rmtree(os.path.dirname(os.environ["JAXLAUNCH_PROGRESS"]))
+    os._exit(3)
+"""
+
+
+def test_restart_after_a_program_emptied_the_temporary_folder(tmp_path: Path) -> None:
+    gang, codes = run_program(tmp_path, EMPTIES_TEMPORARY_FOLDER, in_place_limit=1)
+    assert codes == [0], gang.stderr
+    assert "Traceback" not in gang.stderr and gang.summary["restarts"] == {"crash": 1}
+    assert gang.summary["step"] == 10
+
+
 CRASH_ONCE = """
 if ATTEMPT == 1:
     raise ValueError("fault 1")
