@@ -223,7 +223,8 @@ def command_rights(
         "submit --wait": [*list_rights("list watch", JOBSETS), *read_logs],
         "list": list_rights("list", JOBSETS),
         "status and explain": read_job,
-        "logs": read_logs,
+        # Only `logs -f` watches the JobSet.
+        "logs": [*list_rights("get list watch", JOBSETS), *read_logs],
         "stop": [*list_rights("get patch", JOBSETS), *list_rights("list watch", PODS)],
         "delete": list_rights("get delete", JOBSETS),
     }

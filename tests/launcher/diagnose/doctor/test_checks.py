@@ -662,6 +662,13 @@ def test_pod_security_level_of_namespace_is_compared_with_pods(
     assert result.level == level and expected in result.summary_text
 
 
+def test_logs_need_the_jobset_too() -> None:
+    verbs = {
+        right.verb for right in namespace.command_rights()["logs"] if right.kind is kinds.JOBSETS
+    }
+    assert verbs == {"get", "list", "watch"}
+
+
 def test_missing_right_names_commands_that_need_it() -> None:
     needed = namespace.command_rights()
     granted = {right: True for rights in needed.values() for right in rights}
