@@ -160,11 +160,18 @@ def _read_rows(
     readers: Mapping[str, _JournalReader], *, is_last: bool
 ) -> list[tuple[int, str, dict[str, Any]]]:
     """Return the step, the journal and the values of the new rows of all journals."""
-    return [
-        (row.pop(STEP), journal, row)
+    rows_by_journal = {
+        journal: [(row.pop(STEP), journal, row) for row in reader.read_rows(is_last=is_last)]
         for journal, reader in readers.items()
-        for row in reader.read_rows(is_last=is_last)
+    }
+    # A step's metrics are written before its evaluation, but may have been read too early. Trackers
+    # such as W&B drop what comes after a later step.
+    last_step = max((step for rows in rows_by_journal.values() for step, _, _ in rows), default=-1)
+    rows_by_journal["metrics"] += [
+        (row.pop(STEP), "metrics", row)
+        for row in readers["metrics"].read_rows(is_last=is_last, max_step=last_step)
     ]
+    return [row for rows in rows_by_journal.values() for row in rows]
 
 
 def _send_row(
@@ -260,8 +267,8 @@ class _JournalReader:
         self._offset, self.newest_step = 0, -1
         self._file: FileIO | None = None
 
-    def read_rows(self, *, is_last: bool) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the new lines, and skip invalid lines."""
+    def read_rows(self, *, is_last: bool, max_step: float = math.inf) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the new lines up to `max_step`, and skip invalid lines."""
         if self._file is None:
             try:
                 # The file stays open until the program ends. A buffer would keep the old content of
@@ -277,6 +284,8 @@ class _JournalReader:
             except ValueError:
                 row = None
             is_row = isinstance(row, dict) and isinstance(row.get(STEP), int)
+            if is_row and row[STEP] > max_step:
+                return
             if is_row:
                 self.newest_step = row[STEP]
             if self._may_merge and number == len(lines) and not is_last:

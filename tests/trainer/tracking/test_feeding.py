@@ -8,8 +8,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -290,6 +291,35 @@ def test_pictures_texts_and_confusion_are_sent_once_across_restarts(
     assert step == 6 and row["eval/classes"]["data"][1] == ["dog | wolf", 2, 1.0, 0.5, None]
     assert row["eval/confusion_table"]["data"][:3] == PAIRS
     assert row["eval/confusion"]["caption"] == "step 6"
+
+
+def test_metrics_that_are_written_during_a_read_come_before_their_evaluation(
+    folder: Path,
+) -> None:
+    names = ("metrics", "eval")
+    metrics, evals = (Journal(str(folder / f"{name}.jsonl"), 0) for name in names)
+    readers = {
+        name: program._JournalReader(str(folder / f"{name}.jsonl"), may_merge=False)
+        for name in names
+    }
+    metrics.write(1, {"loss": 1.0})
+    read_evals = readers["eval"].read_rows
+
+    def write_and_read(**options: Any) -> Iterator[dict[str, Any]]:
+        for step in (2, 3):
+            metrics.write(step, {"loss": 1 / step})
+        evals.write(2, {"loss": 0.5})
+        yield from read_evals(**options)
+
+    readers["eval"].read_rows = write_and_read  # type: ignore[method-assign]
+    rows = program._read_rows(readers, is_last=False)
+    # The metrics of step 3 would overtake an evaluation that is written now.
+    assert [row[:2] for row in rows] == [(1, "metrics"), (2, "metrics"), (2, "eval")]
+    readers["eval"].read_rows = read_evals  # type: ignore[method-assign]
+    assert [row[:2] for row in program._read_rows(readers, is_last=False)] == [(3, "metrics")]
+    for file in (metrics, evals, *(reader._file for reader in readers.values())):
+        assert file is not None
+        file.close()
 
 
 def test_media_wait_for_the_metrics_of_earlier_steps(folder: Path) -> None:
