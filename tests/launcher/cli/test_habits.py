@@ -197,6 +197,10 @@ HABITS = {
     "stat digits": STATUS,
     "status digits --json": "-o json prints JSON",
     "list --kubeconfig a": "KUBECONFIG=FILE launcher",
+    "help OOM": "troubleshooting#out-of-memory",
+    "help 'out of memory'": "troubleshooting#out-of-memory",
+    "docs OOM": "troubleshooting#out-of-memory",
+    "help wandb": "wandb",
     "upgrade": "`pip install --upgrade jaxlaunch`",
 }
 
