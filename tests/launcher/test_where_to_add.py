@@ -1,4 +1,4 @@
-"""Follow the tables "Where to add" of CONTRIBUTING.md and docs/architecture.md to the letter.
+"""Follow the table "Where to add" of CONTRIBUTING.md to the letter.
 
 Six things are added to one copy of the tree, by a patch each of the files that its row names and
 of no others. Whatever would say that something was forgotten passes.
@@ -52,15 +52,13 @@ def patch_path(name: str) -> Path:
 
 
 def read_rows() -> dict[str, list[str]]:
-    """Return the files that each row of both pages names, links last."""
+    """Return the files that each row names, links last."""
     files = {}
-    for page in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"):
-        text = page.read_text(encoding="utf-8")
-        table = text.partition("## Where to add")[2].partition("\n## ")[0]
-        for line in [line for line in table.splitlines() if line.startswith("| ")][1:]:
-            links = re.findall(r"\]\(([\w./-]+)\)", line)
-            pages = [(page.parent / link).relative_to(ROOT).as_posix() for link in links]
-            files[line.split("|")[1].strip()] = [*re.findall(r"`((?:\w+/)+[\w.]*)`", line), *pages]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## Where to add")[2].partition("\n## ")[0]
+    for line in [line for line in table.splitlines() if line.startswith("| ")][1:]:
+        pages = re.findall(r"\]\(([\w./-]+)\)", line)
+        files[line.split("|")[1].strip()] = [*re.findall(r"`((?:\w+/)+[\w.]*)`", line), *pages]
     return files
 
 

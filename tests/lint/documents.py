@@ -39,6 +39,9 @@ SEARCHED = (
     *("timeout", "tensor parallel", "mixed precision", "gradient checkpointing", "torchrun"),
     *("OOM", "NCCL", "multislice", "preemption", "root cause"),
 )
+# Pages that are generated as a whole, and limits of the others.
+GENERATED_PAGES = ("api.md", "cli.md", "job-yaml.md", "platforms.md")
+MAX_PAGES, MAX_WORDS = 55, 65_000
 # Situations of a job that needs nobody's help.
 WELL = frozenset(
     [
@@ -263,6 +266,21 @@ def find_other_oldest_kubernetes() -> Iterator[str]:
         named = re.findall(r"Kubernetes \(?(\d+\.\d+) or\s+newer", text)
         if {*named} != {*oldest}:
             yield f"{page} names Kubernetes {', '.join(named) or 'of no version'}, not {oldest[0]}"
+
+
+def count_words(page: Path) -> int:
+    """Return the number of words of a page, without those that `make generated` writes."""
+    if page.name in GENERATED_PAGES:
+        return 0
+    text = page.read_text(encoding="utf-8").partition("\n| situation |")[0]
+    return len(re.sub(r"^\| (?:`jaxlaunch_|\d+ \|).*\n", "", text, flags=re.MULTILINE).split())
+
+
+def find_too_many_pages_or_words() -> Iterator[str]:
+    """Yield a fault if docs/ has more than a reader can find things in; delete repetition first."""
+    words = sum(map(count_words, PAGES))
+    if len(PAGES) > MAX_PAGES or words > MAX_WORDS:
+        yield f"docs/ has {len(PAGES)} pages (at most {MAX_PAGES}) and {words} words ({MAX_WORDS})"
 
 
 def find_other_versions_of_controllers() -> Iterator[str]:
