@@ -14,6 +14,7 @@ import hashlib
 import http.server
 import math
 import os
+import re
 import secrets
 import socketserver
 import sys
@@ -50,6 +51,9 @@ MAX_STREAMS = 32
 # The largest number of runs whose curves are kept in memory, about 1 MB for a run of 1,000 points,
 # and of sweeps whose rows are kept.
 MAX_READERS, MAX_SWEEPS = 16, 4
+# Names of JobSets and of sweeps, which are values of labels. A name in the path of a request is
+# part of a path of the API server, too.
+OBJECT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -289,7 +293,8 @@ class RunCatalog:
 
         Raises ClusterError if it cannot be read.
         """
-        if (jobs := self._jobs.get(namespace)) is None:
+        jobs = self._jobs.get(namespace)
+        if jobs is None or not OBJECT_NAME.fullmatch(name):
             return None
         if kind == "sweep":
             data = jobs.read_sweep(namespace, name)

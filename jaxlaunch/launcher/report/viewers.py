@@ -28,6 +28,7 @@ from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.report import page
 from jaxlaunch.launcher.report.cluster_jobs import JobPages
 from jaxlaunch.launcher.report.server import (
+    OBJECT_NAME,
     TEXT,
     PageHandler,
     PageServer,
@@ -57,9 +58,6 @@ _SAME_SITE = ("none", "same-origin")
 _HOST = re.compile(
     r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE
 )
-
-# Names of namespaces, of JobSets and of sweeps, which are values of labels.
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 # Tokens of cloud providers have up to four thousand characters.
 MAX_TOKEN_CHARS = 16 * 1024
@@ -171,7 +169,7 @@ def _is_page(parts: Sequence[str]) -> bool:
     """Return whether a path has the form of the page of a job or a sweep."""
     if len(parts) != 3 or parts[0] not in ("job", "sweep"):
         return False
-    return all(_NAME.fullmatch(name) for name in parts[1:])
+    return all(OBJECT_NAME.fullmatch(name) for name in parts[1:])
 
 
 class Server(PageServer):

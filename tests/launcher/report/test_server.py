@@ -52,6 +52,7 @@ class Jobs:
         return JobTable([self._row], [], [f"the pods of namespace {namespace} cannot be read"])
 
     def read_job(self, namespace: str, name: str) -> Report | None:
+        assert name != ".."
         if name == "lm":
             raise UnreachableError("The API server cannot be reached.")
         return None
@@ -100,8 +101,8 @@ def test_table_lists_runs_and_jobs(
     unreachable = get(server, runs["lm"]["page"])
     assert unreachable == (503, "The API server cannot be reached.\n")
     assert get(server, f"{runs['lm']['page']}/events")[0] == 503
-    for path in ("job/a/other", "job/b/lm", "job/a/lm/x", "sweep/a/lm", "job/a"):
-        assert get(server, f"/{server.token}/{path}")[0] in (404, 503), path
+    for path in ("job/a/other", "job/b/lm", "job/a/other/x", "sweep/a/lm", "job/a", "job/a/.."):
+        assert get(server, f"/{server.token}/{path}")[0] == 404, path
     status, text = get(server, runs["<script>alert(1)<"]["page"])
     assert status == 200 and text.count("<script") == 2
     tables = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
