@@ -79,12 +79,14 @@ OF_PROGRAMS = {
 OF_OTHERS = {
     "failed without a word": "crash-loop",
     "killed for its liveness probe": "unhealthy",
+    "killed for its liveness probe, while another one fails": "unhealthy",
     "failed, its pods are gone, and how it ended is on record": "hang",
     "nodes that may not be job": "taint",
     "a loop of evictions for its own excess": "ephemeral-storage",
     "preempted by a job that is known": "preempted",
     "a hook": "unhealthy",
     "a hook, and an agent that was stopped for it": "unhealthy",
+    "a hook of an earlier attempt": "preempted (80)",
     "a host that cannot join": "lost",
 }
 OF_NO_ROW = {
