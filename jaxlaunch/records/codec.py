@@ -329,16 +329,26 @@ def _parse_finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _parse_int(text: str) -> int | None:
-    """Parse a whole number. Arithmetic with floats raises OverflowError for a larger one."""
+def _parse_int(text: str) -> int:
+    number = int(text)
+    if abs(number) > sys.float_info.max:
+        raise ValueError(f"it has a whole number of {len(text)} characters, beyond any float")
+    return number
+
+
+def _parse_int_or_none(text: str) -> int | None:
     number = int(text)
     return number if abs(number) <= sys.float_info.max else None
 
 
-# NaN and infinities, which are not valid JSON, and numbers beyond the largest float become None.
-# For text whose numbers cannot overflow, the second decoder saves a call per number.
-_FINITE_DECODER = json.JSONDecoder(
-    parse_float=_parse_finite, parse_int=_parse_int, parse_constant=lambda name: None
+# NaN and infinities, which are not valid JSON, and floats that overflow become None. Of the first
+# two decoders for numbers that may overflow, one refuses the whole numbers beyond the largest float
+# and the other makes them None. For other text, the last decoder saves a call per number.
+_STRICT_DECODER, _LENIENT_DECODER = (
+    json.JSONDecoder(
+        parse_float=_parse_finite, parse_int=parse_int, parse_constant=lambda name: None
+    )
+    for parse_int in (_parse_int, _parse_int_or_none)
 )
 _FAST_DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 _DIGITS_TO_ZERO = bytes.maketrans(b"123456789E", b"000000000e")
@@ -351,8 +361,17 @@ def parse_record(data: bytes | str) -> Any:
     return parse_json(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
-def parse_json(line: bytes) -> Any:
-    """Parse JSON that nests no deeper than MAX_DEPTH. Raises ValueError."""
+def parse_json(line: bytes, *, drop_huge: bool = False) -> Any:
+    """Parse JSON that nests no deeper than MAX_DEPTH.
+
+    Args:
+        line: The JSON, which may have whitespace around it.
+        drop_huge: Whether a whole number beyond the largest float becomes None, as a metric of a
+            user's program may. In a record it is an error: None is a valid value of many fields.
+
+    Raises:
+        ValueError: It is not JSON, nests too deep, or has a number beyond the largest float.
+    """
     # `json` recurses, so the depth is checked before.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_nesting_depths(line)) > MAX_DEPTH:
         raise ValueError("it nests too deep")
@@ -362,7 +381,8 @@ def parse_json(line: bytes) -> Any:
     zeroed = line.translate(_DIGITS_TO_ZERO)
     has_large_exponent = b"0e" in zeroed and (b"0e000" in zeroed or b"0e+000" in zeroed)
     may_overflow = has_large_exponent or b"0" * 200 in zeroed
-    value, end = (_FINITE_DECODER if may_overflow else _FAST_DECODER).raw_decode(text)
+    checked_decoder = _LENIENT_DECODER if drop_huge else _STRICT_DECODER
+    value, end = (checked_decoder if may_overflow else _FAST_DECODER).raw_decode(text)
     if end != len(text):
         raise ValueError("there is more than one value in it")
     if b"\\ud" in line or b"\\uD" in line:

@@ -370,7 +370,7 @@ def _decode_line_end(line: bytes) -> Any:
     starts = [match.start() for match in _MESSAGE_START.finditer(line, 1)]
     for start in [0, *reversed(starts[-MAX_MESSAGE_STARTS:])]:
         try:
-            return codec.parse_json(line[start:])
+            return codec.parse_json(line[start:], drop_huge=True)
         except ValueError:
             continue
     raise ValueError("no value in it")

@@ -83,9 +83,9 @@ def test_decoding_tries_few_starts_of_a_torn_line(monkeypatch: pytest.MonkeyPatc
     tried: list[int] = []
     decoded = codec.parse_json
 
-    def counted(line: bytes) -> Any:
+    def counted(line: bytes, **options: Any) -> Any:
         tried.append(len(line))
-        return decoded(line)
+        return decoded(line, **options)
 
     monkeypatch.setattr(codec, "parse_json", counted)
     for line in (b'{"note":' * 8000, b'{"note":""' * 6000, b'{"phase":["' * 6000):
