@@ -250,6 +250,13 @@ def explain_exec_error(program: str, error: OSError, path: str | None) -> str:
     """Return why `exec` of a program failed, as a shell would print it."""
     if error.errno == errno.ENOEXEC:
         return f"{program}: Exec format error; a script begins with a line such as #!/bin/sh"
+    if error.errno == errno.EACCES and "/" not in program:
+        # exec answers so too if it may not search a folder of PATH and no other one has the file.
+        folders = _find_unreadable_folders(program, path)
+        if folders:
+            names = " and ".join(folders)
+            missing = "command not found; it is not on PATH"
+            return f"{program}: {missing}, where this user may not read {names}"
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
         return f"{program}: {error.strerror}"
     file = program if "/" in program else shutil.which(program, path=path)
@@ -258,6 +265,21 @@ def explain_exec_error(program: str, error: OSError, path: str | None) -> str:
     if (interpreter := _read_interpreter(file)) is not None:
         return f"{program}: {interpreter}: bad interpreter: {error.strerror}"
     return f"{program}: {error.strerror}" + ("" if file.startswith("/") else f" in {os.getcwd()}")
+
+
+def _find_unreadable_folders(program: str, path: str | None) -> list[str]:
+    """Return the folders of PATH that may not be searched, or none if another one has the file."""
+    folders = []
+    for folder in (os.defpath if path is None else path).split(os.pathsep):
+        try:
+            os.stat(os.path.join(folder, program))
+        except PermissionError:
+            folders.append(folder)
+        except OSError:
+            continue
+        else:
+            return []
+    return folders
 
 
 def _read_interpreter(file: str) -> str | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +74,46 @@ def test_signal_handler_is_detected() -> None:
         assert process_tree.has_handler(pid, signal.SIGUSR1) and not process_tree.has_handler(
             pid, signal.SIGUSR2
         )
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        (
+            "{0}/readable:{0}/closed:{0}/absent",
+            "command not found; it is not on PATH, where this user may not read {0}/closed",
+        ),
+        (
+            "{0}/closed:{0}/readable:{0}/closed/bin",
+            "command not found; it is not on PATH, where this user may not read {0}/closed and "
+            "{0}/closed/bin",
+        ),
+        # exec of a file that is not executable is answered like this, too.
+        ("{0}/closed:{0}/with-file", "Permission denied"),
+        ("{0}/with-file", "Permission denied"),
+    ],
+)
+def test_command_behind_a_folder_that_may_not_be_read_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, fault: str
+) -> None:
+    for name in ("readable", "closed", "with-file"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "with-file" / "pyhton").touch()
+    read_status = os.stat
+
+    def read_status_as_user(file: Any, **options: Any) -> os.stat_result:
+        # Root may search every folder, so the answer for another user is simulated.
+        if str(file).startswith(str(tmp_path / "closed")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+        return read_status(file, **options)
+
+    monkeypatch.setattr(os, "stat", read_status_as_user)
+    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    path = path.format(tmp_path)
+    explanation = process_tree.explain_exec_error("pyhton", error, path)
+    assert explanation == f"pyhton: {fault.format(tmp_path)}"
+    explanation = process_tree.explain_exec_error("./pyhton", error, path)
+    assert explanation == "./pyhton: Permission denied"
 
 
 # A process that starts a child in another session, which prints its pid, and waits for it.
