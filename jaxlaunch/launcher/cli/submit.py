@@ -166,29 +166,35 @@ def print_manifests(
         output.show_documents(prepared.manifests)
 
 
-def submit_jobs(
+def prepare_submissions(
     job_file: Path,
     overrides_by_job: Sequence[Sequence[str]],
     context: str | None,
-) -> str:
-    """Submit a job with several overrides, one after the other as the command submits one.
+) -> tuple[list[Submission], str]:
+    """Read a job with several overrides, and check each as `launcher submit` does.
 
     Returns:
-        The namespace of the jobs.
+        The submissions, of which nothing is written yet, and the namespace of the jobs.
     """
     files = [jobs.read_job(job_file, overrides) for overrides in overrides_by_job]
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = files[0].spec.namespace or cluster.namespace
     default_values = _read_defaults(cluster, job_namespace)
+    submissions = []
     for file, overrides in zip(files, overrides_by_job, strict=True):
         prepared = _prepare_job(file, cluster, job_namespace, default_values)
         manifests = prepared.manifests_with_secret()
         record_words(manifests[0], job_file, overrides, None)
         notes = checks.check_submission(cluster, manifests, replace=False, watch=False, force=False)
         output.show_messages(*notes)
-        submission = Submission(cluster, manifests, output.show_messages)
+        submissions.append(Submission(cluster, manifests, output.show_messages))
+    return submissions, job_namespace
+
+
+def submit_all(submissions: Sequence[Submission]) -> None:
+    """Submit jobs one after the other, and print each. Existing jobs are not changed."""
+    for submission in submissions:
         _show_submitted(submission.submit(replace=False), "name")
-    return job_namespace
 
 
 def _prepare_job(

@@ -275,10 +275,12 @@ def _submit_members(
         files = [jobs.read_job(job_file, changes) for changes in overrides]
         submit.print_manifests(files, context)
         return 0
+    # A job that cannot be submitted must not leave a recorded sweep behind.
+    submissions, namespace = submit.prepare_submissions(job_file, overrides, context)
     table.folder.mkdir(parents=True, exist_ok=True)
     with run_folders.hold_lock(table.folder, LOCK):
         table.record_sweep(sweep_settings, members)
-        namespace = submit.submit_jobs(job_file, overrides, context)
+        submit.submit_all(submissions)
         for name in members:
             table.record_state(table.members[name], RunState.SUBMITTED)
     commands = f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them"

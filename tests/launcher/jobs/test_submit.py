@@ -1250,6 +1250,13 @@ def test_sweep_is_listed_and_stopped_by_name(server: Server, run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("words", [("-n", "absent"), ("priority=absent",)], ids=" ".join)
+def test_refused_sweep_is_not_recorded(server: Server, run: Run, words: tuple[str, ...]) -> None:
+    result = run("sweep", "job.yaml", "env.SEED=0,1", *words, "--cluster", "--name", "x-seeds")
+    assert result.code in (2, 3) and "absent" in result.err
+    assert not list_writes(server) and not Path("runs").exists()
+
+
 def test_sweep_jobs_have_own_secrets(server: Server, run: Run) -> None:
     result = run(
         "sweep", "job.yaml", "gang_secret=true", "env.SEED=0,1", "--cluster", "--name", "x-seeds"
