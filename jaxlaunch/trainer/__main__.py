@@ -30,6 +30,7 @@ from jaxlaunch.trainer.start.process import (
     requested_exit_code,
     to_user_error,
 )
+from jaxlaunch.trainer.step.executable import check_jit
 from jaxlaunch.trainer.train import build_loop
 
 
@@ -47,6 +48,7 @@ def main() -> NoReturn:
         report.report_phase("init", 0)
         preflight.check_driver()
         preflight.check_name()
+        check_jit()
         prepare.prepare_before_start(
             os.environ, lambda: stop.is_requested, lambda: report.report_phase("prepare", 0)
         )

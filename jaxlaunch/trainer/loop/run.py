@@ -52,6 +52,7 @@ from jaxlaunch.trainer.start.process import (
     print_error,
     requested_exit_code,
 )
+from jaxlaunch.trainer.step.executable import check_jit
 
 # Part of JAX's message if a program used JAX before it joined.
 JAX_USED_MESSAGE = "jax.distributed.initialize() must be called before"
@@ -103,6 +104,7 @@ def _join_gang(progress: Progress) -> None:
 
     Raises SpecError if the devices are not those of the job.
     """
+    check_jit()
     if not jax.distributed.is_initialized():
         preflight.check_driver()
         preflight.check_name()

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxlaunch.trainer.errors import SpecError
+
 PyTree = Any
 CompilerOptions = dict[str, Any]
 
@@ -43,6 +45,17 @@ _UNKNOWN_OPTION = re.compile(r"No such compile option: '(\w+)'")
 _SPARSE_CORE_KIND = "TPU7x"
 
 
+def check_jit() -> None:
+    """Raise SpecError if JAX_DISABLE_JIT is set, with which JAX runs no compiled program."""
+    config: Any = jax.config
+    if config.jax_disable_jit:
+        raise SpecError(
+            "JAX_DISABLE_JIT is set, and train: and jaxlaunch.run run only compiled steps: leave "
+            "it out of env: and of the environment of `launcher run`; jax.debug.print shows the "
+            "values of a compiled step"
+        )
+
+
 class Executable:
     """A function that is compiled once, for arguments of fixed shapes, dtypes and shardings.
 
@@ -62,6 +75,7 @@ class Executable:
         options: CompilerOptions | None = None,
         **jit_options: Any,
     ) -> None:
+        check_jit()
         self.name, self.abstract_args = name, abstract_args
         lowered = jax.jit(function, **jit_options).lower(*abstract_args)
         self._compiled = compile_lowered(lowered, options)

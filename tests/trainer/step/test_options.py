@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlaunch import contract
+from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.step.executable import (
     Executable,
     compile_lowered,
@@ -50,6 +52,13 @@ def of_tpu(kind: str) -> dict[str, str]:
     result = step_compiler_options(mesh)
     assert result is not None
     return result
+
+
+def test_steps_without_jit_are_refused() -> None:
+    with jax.disable_jit(), pytest.raises(SpecError, match="JAX_DISABLE_JIT is set") as caught:
+        Executable("train", jnp.sin, ARGUMENT)
+    assert caught.value.code == contract.BAD_SPEC
+    Executable("train", jnp.sin, ARGUMENT)
 
 
 def test_libtpu_flags_of_job_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
