@@ -794,6 +794,20 @@ MAX_LINE = 64 * 1024
 MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000
 
 
+def _describe_quit(error: BaseException) -> str:
+    """Return a sentence about `breakpoint()` without a terminal; "" for other exceptions.
+
+    BdbQuit, which a debugger raises at the end of its input, has no message of its own.
+    """
+    kind = type(error)
+    if (kind.__module__, kind.__qualname__) != ("bdb", "BdbQuit") or os.isatty(0):
+        return ""
+    return (
+        "the debugger has quit; the program's standard input is not a terminal, so breakpoint() "
+        "cannot read from it (`launcher help debugging#pdb-in-a-rank` shows another way)"
+    )
+
+
 def error_line(error: BaseException, code: int | None, custom_message: str = "") -> dict[str, Any]:
     """Return the message that reports an exception.
 
@@ -804,7 +818,7 @@ def error_line(error: BaseException, code: int | None, custom_message: str = "")
     """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        message = custom_message or str(error)
+        message = custom_message or _describe_quit(error) or str(error)
     except Exception as str_error:
         # The class may be the user's, so `str` may raise anything.
         message = f"<its message cannot be read: {type(str_error).__qualname__}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import fcntl
 import json
 import os
@@ -26,6 +27,20 @@ def test_error_line_has_exception_traceback_and_code(code: int | None) -> None:
     assert error["traceback"].startswith("Traceback") and error["traceback"].endswith(
         "ValueError: a bad batch\n"
     )
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_quit_debugger_is_explained_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda fd: is_terminal)
+    error = contract.error_line(bdb.BdbQuit(), None)["error"]
+    assert error["type"] == "BdbQuit"
+    if is_terminal:
+        assert error["message"] == ""
+    else:
+        words = "standard input is not a terminal, so breakpoint() cannot read from it"
+        assert words in error["message"] and "debugging#pdb-in-a-rank" in error["message"]
 
 
 @pytest.mark.parametrize("fill", ["x", "é", "🦊", "\x00"])
