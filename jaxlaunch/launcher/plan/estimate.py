@@ -45,6 +45,12 @@ Shapes = Mapping[str, Any]
 # --- shapes ---------------------------------------------------------------------------------------
 
 
+_TRACE_HINT = (
+    "the train: block is traced on this machine: the modules and the data that it names must be "
+    "here."
+)
+
+
 def trace_shapes(
     job: JobSpec,
     train: TrainSpec,
@@ -83,7 +89,8 @@ def trace_shapes(
         "jaxlaunch.trainer.plan",
         *flags,
         environ=traced_environ(job, train, base, copies),
-        hint="the trainer says so of the train block, here.",
+        # A fault of the compilation says itself what to do.
+        hint=None if compiled else _TRACE_HINT,
         show=show_progress,
     )
     for name in ("flops_per_step", "causal_flops_per_step"):

@@ -118,7 +118,8 @@ class Chips:
         if self.type not in GPU_TARGETS:
             raise SpecError(
                 f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU "
-                f"here, only of {', '.join(GPU_TARGETS)}"
+                f"here, only of {', '.join(GPU_TARGETS)}; after the job file, "
+                "accelerator.type=NAME compiles for one of these"
             )
         if not _cuda_plugin():
             hint = installation.install_hint("train", "plan-cuda")

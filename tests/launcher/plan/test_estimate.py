@@ -313,6 +313,23 @@ def test_trainer_gets_platform_and_capability(
     assert arguments_of_trainer == flags
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fault_of_the_trace_has_a_hint_that_says_where_it_ran(
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the compilation, such as a GPU that XLA does not know, says what to do itself."""
+    hints: list[str | None] = []
+
+    def run(module: str, *arguments: str, hint: str | None, **_: Any) -> dict[str, Any]:
+        hints.append(hint)
+        return {"flops_per_step": None, "causal_flops_per_step": None}
+
+    monkeypatch.setattr(estimate.trainer_process, "run_program", run)  # type: ignore[attr-defined]
+    estimate.trace_shapes(*with_train(make_job()), tmp_path, compiled=compiled)
+    (hint,) = hints
+    assert hint is None if compiled else hint is not None and "on this machine" in hint
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [

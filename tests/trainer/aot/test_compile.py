@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import BAD_SPEC
+from jaxlaunch.trainer.aot.chips import Chips
+from jaxlaunch.trainer.errors import SpecError
 from tests import needs
 from tests.trainer.aot import cases
 from tests.trainer.references import FIXTURES
@@ -121,3 +123,9 @@ def test_missing_compiler_error_names_extra() -> None:
     command = [sys.executable, "-m", "jaxlaunch.trainer.plan", "--compile", chips]
     options = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert options.returncode == BAD_SPEC and "[train,plan-tpu]" in options.stderr
+
+
+def test_gpu_without_a_description_is_refused_with_advice() -> None:
+    words = "only of a100, h100, h200, b200; after the job file, accelerator.type=NAME compiles"
+    with pytest.raises(SpecError, match=words):
+        Chips("gpu", 1, 1).make_devices()
