@@ -19,7 +19,14 @@ SITE = (
 )  # in an environment of its own: tests/environments.py
 DOCUMENT = tomllib.loads(PYPROJECT.read_text())
 EVERYWHERE = "train"  # the extra that every image holds
-ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extra != EVERYWHERE]
+# Without a list: torch requires older CUDA libraries than JAX takes, also where it only runs on a
+# CPU, so that one list for both would make JAX's older, too.
+UNLISTED = ("transformers",)
+ADDED = [
+    extra
+    for extra in DOCUMENT["project"]["optional-dependencies"]
+    if extra not in (EVERYWHERE, *UNLISTED)
+]
 
 
 def compiled(output: Path, *options: str | Path, wanted: str | None = None) -> dict[str, str]:

@@ -20,6 +20,12 @@ INSTALL = Path(__file__).parents[1] / "requirements" / "install.py"
 # stands one of its own that holds nothing: symbols that nobody calls are never looked for, as long
 # as they are bound when they are called.
 GPU_ONLY = (
+    "libcublas.so.12",
+    "libcublasLt.so.12",
+    "libcufft.so.11",
+    "libcupti.so.12",
+    "libcurand.so.10",
+    "libnvrtc.so.12",
     "libcublas.so.13",
     "libcublasLt.so.13",
     "libcudnn.so.9",

@@ -48,6 +48,27 @@ def exit_codes(page: str) -> str:
     return re.sub(r"(?:\| \d+ \|.*\n)+", lambda _: rows, page, count=1)
 
 
+def architectures(page: str) -> str:
+    """Return docs/weights.md with the lists of compared architectures of transformers."""
+    from jaxlaunch.trainer.torch_models.checked import read_table
+
+    table = sorted(read_table().items())
+    lists = {
+        "Equal": [name for name, row in table if row.is_equal and row.packs_rows],
+        "Equal, without packed rows": [
+            name for name, row in table if row.is_equal and not row.packs_rows
+        ],
+        "Different, refused": [name for name, row in table if not row.is_equal],
+    }
+    rows = "".join(
+        f"| {verdict} | {', '.join(f'`{name}`' for name in names)} |\n"
+        for verdict, names in lists.items()
+    )
+    head = "| | `model_type` |\n|---|---|\n"
+    pattern = r"\| \| `model_type` \|\n(?:\|.*\n)*"
+    return re.sub(pattern, lambda _: head + rows, page, count=1)
+
+
 def installs(page: str) -> str:
     """Return a page whose commands install the package from where it is: an index or a clone."""
     from jaxlaunch.installation import NAME, ON_INDEX
@@ -104,6 +125,7 @@ def files() -> Mapping[str, Callable[[str], str]]:
         "docs/troubleshooting.md": situations.render_page,
         "docs/metrics.md": metrics,
         "docs/exit-codes.md": exit_codes,
+        "docs/weights.md": architectures,
         "helm/launcher/values.schema.json": chart_schema.update_schema,
         "helm/launcher/README.md": lambda _: readme.make_readme(),
         "k8s/install.yaml": install_policy.update_policy,

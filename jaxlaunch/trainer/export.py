@@ -32,9 +32,17 @@ from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.loop.training import RunContext
-from jaxlaunch.trainer.spec import MLP, ImageModel, PublishedModel, ResNet, ViT
+from jaxlaunch.trainer.spec import (
+    MLP,
+    ImageModel,
+    PublishedModel,
+    ResNet,
+    TransformersModel,
+    ViT,
+)
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text.turn_ends import read_turn_ends
+from jaxlaunch.trainer.torch_models import export as torch_export
 
 
 def main() -> int:
@@ -86,13 +94,16 @@ def export(
     if isinstance(model, MLP) and inputs is not None:
         files = save.save_mlp(to, model, params, extra_files)
         return _summarize_export(stored_step, "MLP", params, files, notes)
-    if not isinstance(model, PublishedModel):
-        kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
-        raise SpecError(
-            f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one"
-        )
+    _check_published(model)
     if isinstance(model, ResNet):
         params = {**params, **reader.evaluated_buffers(stored_step, ema)}
+    if isinstance(model, TransformersModel):
+        params = {**params, **reader.evaluated_buffers(stored_step, ema)}
+        turn_ends = _find_turn_ends(
+            f"step {stored_step.step} of {folder}", extra_files, notes.append
+        )
+        architecture, files = torch_export.save_model(to, model, params, extra_files, turn_ends)
+        return _summarize_export(stored_step, architecture, params, files, notes)
     architecture = FAMILIES[config_json.find_family(model)].architecture
     lora = reader.recorded_lora(stored_step)
     classes = (inputs or {}).get("classes", ())
@@ -120,6 +131,15 @@ def export(
         to, model, params, extra_files=extra_files, classes=classes, turn_ends=turn_ends
     )
     return _summarize_export(stored_step, architecture, params, files, notes)
+
+
+def _check_published(model: Any) -> None:
+    """Raise SpecError for a model of the user's own."""
+    if not isinstance(model, PublishedModel):
+        kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
+        raise SpecError(
+            f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one"
+        )
 
 
 def _summarize_export(

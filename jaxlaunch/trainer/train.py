@@ -28,7 +28,7 @@ from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.sources.open import tokenizer_files
-from jaxlaunch.trainer.spec import AUTO, PublishedModel, TrainSpec
+from jaxlaunch.trainer.spec import AUTO, PublishedModel, TrainSpec, TransformersModel
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
@@ -194,7 +194,9 @@ class BuiltInTraining(Training[TrainState]):
         self.step = Step(task, spec, devices, total_steps)
         self.step.check_loss(self.pipeline.batch_specs())
         notes = [*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None]
-        if isinstance(spec.model, PublishedModel):
+        if isinstance(spec.model, TransformersModel):
+            notes.append("the model is PyTorch code of transformers, run as a JAX function")
+        elif isinstance(spec.model, PublishedModel):
             notes.append(config_json.describe_refusal(spec.model))
         for note in filter(None, notes):
             self.note(note)

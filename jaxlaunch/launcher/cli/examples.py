@@ -64,6 +64,9 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher logs digits --rank 0 --tail 20": "the last lines of rank 0",
         "launcher logs digits --previous": "before the last restart",
     },
+    "model": {
+        "launcher model check weights/olmo-3-7b": "can its PyTorch code be trained?",
+    },
     "plan": {
         "launcher plan job.yaml": "memory per device; exits 2 if too little",
         "launcher plan job.yaml train.remat=full": "with another value",

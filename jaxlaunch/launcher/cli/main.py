@@ -33,6 +33,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "init": "Write a starter job.yaml.",
         "data": "Show what is in PATH, and the data block that reads it.",
         "validate": "Check JOB_FILE, and show what it requests.",
+        "model": "Compare the architecture of FOLDER with PyTorch.",
         "plan": "Estimate the memory that JOB_FILE needs, and whether it fits.",
         "tune": "Find the fastest settings of JOB_FILE that fit its devices.",
         "prepare": "Pack the data of JOB_FILE, once: text, images or a table.",

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.adapters import base_weights, peft
 from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, dequantize_kernel, quantize_kernel
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
@@ -29,7 +29,7 @@ from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensor_files import DEFAULT_KEY, TensorFiles
-from jaxlaunch.trainer.spec import Lora, PublishedModel
+from jaxlaunch.trainer.spec import Lora, PublishedModel, TransformersModel
 
 AbstractParams = Mapping[str, jax.ShapeDtypeStruct]
 # The contents of a checkpoint in messages, to be followed by a description of the base.
@@ -43,7 +43,7 @@ def read_base(
 
     Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The
     digest therefore does not depend on the dtype in which the base is kept in memory. Raises
-    SpecError as load.iterate_parameters does.
+    SpecError as base_weights.iterate_parameters does.
     """
     inputs = _input_counts(model)
     scales = {name for name in abstract_params if name.endswith(peft.SCALE_SUFFIX)}
@@ -113,6 +113,8 @@ def _describe_base(recorded: Mapping[str, Any]) -> str:
 
 def _input_counts(model: PublishedModel) -> dict[str, int]:
     """Return the number of input axes of each kernel."""
+    if isinstance(model, TransformersModel):
+        return {}
     return {kernel.name: len(kernel.inputs) for kernel in peft.find_kernels(model)}
 
 
@@ -139,7 +141,7 @@ def _compute_digest(
     The digest is made of integer sums, so it does not depend on the mesh.
     """
     sums = {}
-    for name, array in load.iterate_parameters(model, abstract_params, is_cast=False):
+    for name, array in base_weights.iterate_parameters(model, abstract_params, is_cast=False):
         # Each device sums its own part, and the sums are replicated.
         replicated = None
         if isinstance(array.sharding, NamedSharding):

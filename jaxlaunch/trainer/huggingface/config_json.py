@@ -15,6 +15,7 @@ from typing import Any
 
 import pydantic
 
+from jaxlaunch import installation
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface.families import (
@@ -42,7 +43,8 @@ MAX_DEFAULT_LENGTH = 2048
 # interpolated for another size of image.
 UNCOMPARED_KEYS = key_set(
     "preset init_from scan length family dropout drop_path pool pixel_mean pixel_std classes "
-    "new_head image momentum running_variance layer_scale balance router_z capacity"
+    "new_head image momentum running_variance layer_scale balance router_z capacity transformers "
+    "weights unchecked"
 )
 # Our keys whose counterparts config.json must contain unless the family has a default.
 REQUIRED_SIZES = ("layers", "width", "heads", "hidden", "vocab")
@@ -77,7 +79,11 @@ def parse_model(config: Config) -> spec.PublishedModel:
         set_keys = {key for key, value in config.items() if value not in (None, False, {}, [])}
         unknown_keys = sorted(set_keys - known_keys)
         hint = f"; keys that these do not have: {', '.join(unknown_keys)}" if unknown_keys else ""
-        raise SpecError(f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{hint}")
+        raise SpecError(
+            f"model_type is {name}, and only {', '.join(FAMILIES)} are built in{hint}. Its PyTorch "
+            f"code can be trained with the extra [transformers]: "
+            f"{installation.install_hint('transformers')}"
+        )
     family = FAMILIES[name]
     config = _resolve_aliases(family, config)
     if faults := list(key_faults(name, family, config)):
@@ -104,6 +110,35 @@ def parse_model(config: Config) -> spec.PublishedModel:
         raise SpecError("; ".join(faults)) from None
     assert isinstance(model, spec.PublishedModel), "every family is of a published model"
     return model
+
+
+# Names of sizes in configurations of transformers, the most common first.
+_ANY_SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "vocab": ("vocab_size",),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "width": ("hidden_size", "n_embd", "d_model", "dim"),
+    "heads": ("num_key_value_heads", "num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+}
+
+
+def parse_transformers_model(config: Config, folder: str) -> spec.TransformersModel:
+    """Return the model of any config.json, with the sizes that it states. Raises SpecError."""
+    # A model of text and images describes its language model in a block of its own.
+    config = {**config, **(config.get("text_config") or {})}
+    sizes = {}
+    for key, names in _ANY_SIZE_NAMES.items():
+        values = [config[name] for name in names if type(config.get(name)) is int]
+        if values:
+            sizes[key] = values[0]
+    length = min(sizes.pop("positions", MAX_DEFAULT_LENGTH), MAX_DEFAULT_LENGTH)
+    if "vocab" not in sizes:
+        raise SpecError("vocab_size is missing, and only models of tokens are supported")
+    try:
+        return spec.TransformersModel(init_from=folder, length=length, **sizes)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        raise SpecError(f"{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}") from None
 
 
 def _resolve_aliases(family: Family, config: Config) -> Config:
@@ -149,9 +184,11 @@ def find_differences(
     if job_model.kind != kind and "kind" in compared_keys:
         return [f"it holds a model of the kind {kind}, train.model.kind is {job_model.kind}"]
     folder_family = folder_model.family if isinstance(folder_model, spec.Decoder) else None
-    family = FAMILIES[folder_family or kind]
-    names = {ours: key for key, ours in family.keys.items()} | _SPECIAL_NAMES
-    names |= {"pattern": "layer_types", "activation": family.activation}
+    names: dict[str, str] = {}
+    if not isinstance(folder_model, spec.TransformersModel):
+        family = FAMILIES[folder_family or kind]
+        names = {ours: key for key, ours in family.keys.items()} | _SPECIAL_NAMES
+        names |= {"pattern": "layer_types", "activation": family.activation}
     faults = []
     for key in compared_keys:
         is_null = getattr(job_model, key) is None

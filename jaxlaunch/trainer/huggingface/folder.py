@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from etils import epath
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, StorageError, pydantic_message
 from jaxlaunch.trainer.huggingface import config_json
-from jaxlaunch.trainer.huggingface.families import key_set
+from jaxlaunch.trainer.huggingface.families import FAMILIES, key_set
 from jaxlaunch.trainer.spec import Decoder, ImageModel, PublishedModel, TrainSpec
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -29,6 +30,8 @@ BILINEAR = 2
 RESCALE_FACTOR = 1 / 255
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+# The kind of models that run the PyTorch code of transformers.
+TRANSFORMERS = "transformers"
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -50,7 +53,7 @@ def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
         if has_every_size and (remote.is_remote(folder) or not _config_path(folder).exists()):
             return train
     job_keys = {key: getattr(model, key) for key in model.model_fields_set}
-    folder_model = read_model(folder)
+    folder_model = read_model(folder, model.kind if "kind" in model.model_fields_set else None)
     check_model(model, folder_model, folder, set(job_keys))
     kept_keys = (
         config_json.UNCOMPARED_KEYS & job_keys.keys() & type(folder_model).model_fields.keys()
@@ -80,10 +83,11 @@ def _convert_errors(folder: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def read_model(folder: str) -> PublishedModel:
+def read_model(folder: str, kind: str | None = None) -> PublishedModel:
     """Read the model of a folder, with the pixel statistics of its preprocessor.
 
-    Raises SpecError, and StorageError if an object store fails.
+    An architecture without a built-in model, or any with `kind` transformers, is a
+    TransformersModel. Raises SpecError, and StorageError if an object store fails.
     """
     path, name = _config_path(folder), "config.json"
     try:
@@ -93,7 +97,10 @@ def read_model(folder: str) -> PublishedModel:
             config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise SpecError(f"{path} is not a block of keys, as transformers writes it")
+        is_built_in = config.get("model_type") in FAMILIES
         try:
+            if kind == TRANSFORMERS or (not is_built_in and _has_transformers()):
+                return config_json.parse_transformers_model(config, folder)
             model = config_json.parse_model(config)
         except SpecError as error:
             raise SpecError(f"{path}: {error}") from None
@@ -107,6 +114,11 @@ def read_model(folder: str) -> PublishedModel:
         source = f"train.model.init_from = {folder}: {name}"
         raise SpecError(f"{source} cannot be read: {error}") from None
     return with_pixel_statistics(model, parse_pixel_statistics(text, str(preprocessor)))
+
+
+def _has_transformers() -> bool:
+    """Return whether the packages of the extra [transformers] are installed."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "torchax", "transformers"))
 
 
 def check_model(

@@ -37,6 +37,7 @@ from jaxlaunch.trainer.spec.model import (
     Model,
     ResNet,
     RopeScaling,
+    TransformersModel,
     ViT,
     model_sizes,
 )

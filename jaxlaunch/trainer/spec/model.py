@@ -14,6 +14,7 @@ from jaxlaunch.trainer.spec.block import (
     Ids,
     Many,
     Natural,
+    Place,
     Rate,
     Tokens,
     Weight,
@@ -370,6 +371,64 @@ class GPT2(LayeredModel):
         return self.hidden or 4 * self.width
 
 
+class TransformersModel(PublishedModel):
+    """A model of transformers: its PyTorch code runs as a JAX function, for any architecture.
+
+    It needs the extra `[transformers]`. With init_from and no kind, an architecture that has no
+    built-in model becomes one of these.
+
+    ```yaml
+    train:
+      task: lm
+      # a folder of config.json and safetensors; in short model: {transformers: weights/olmo-3-7b}
+      model: {kind: transformers, init_from: weights/olmo-3-7b, length: 2048}
+    ```
+    """
+
+    SIZES: ClassVar[frozenset[str]] = frozenset({"vocab"})
+
+    kind: Literal["transformers"] = Field("transformers", description="this model")
+    transformers: Place | None = Field(
+        None, description="the folder, in place of kind and init_from; default init_from"
+    )
+    length: Tokens = Field(256, description="tokens of an example")
+    vocab: Ids | None = Field(
+        None, description="token ids are 0 to vocab - 1; default that of the folder"
+    )
+    layers: Many | None = Field(None, description="layers; default those of the folder")
+    width: Wide | None = Field(
+        None, description="size of the residual stream; default that of the folder"
+    )
+    heads: Many | None = Field(
+        None, description="key and value heads, which mp divides; default those of the folder"
+    )
+    weights: Literal["folder", "random"] = Field(
+        "folder", description="start from the folder's weights, or from random ones"
+    )
+    unchecked: bool = Field(
+        False,
+        description="allow an architecture whose results differ from PyTorch, or were not compared",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_folder(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping) or raw.get("transformers") is None:
+            return raw
+        return {"init_from": raw["transformers"], **raw}
+
+    @model_validator(mode="after")
+    def _check_folder(self) -> TransformersModel:
+        if self.init_from is None:
+            raise ValueError("kind: transformers needs a folder: transformers: FOLDER")
+        if self.transformers not in (None, self.init_from):
+            raise ValueError(
+                f"transformers = {self.transformers} and init_from = {self.init_from} are two "
+                "folders; keep one"
+            )
+        return self
+
+
 class ImageModel(PublishedModel):
     """Keys that the published models of images have in common."""
 
@@ -583,7 +642,8 @@ class CustomModel(BaseModel):
 def _model_tag(value: Any) -> str:
     if isinstance(value, Mapping):
         # With init_from, the kind of the folder may replace this one later.
-        name = value.get("kind", "decoder" if "init_from" in value else "mlp")
+        default = "decoder" if "init_from" in value else "mlp"
+        name = value.get("kind", "transformers" if "transformers" in value else default)
     else:
         name = value.kind if isinstance(value, MLP | PublishedModel | CustomModel) else "mlp"
     return "custom" if isinstance(name, str) and ":" in name else str(name)
@@ -596,6 +656,7 @@ Model = Annotated[
     | Annotated[ViT, Tag("vit")]
     | Annotated[ResNet, Tag("resnet")]
     | Annotated[ConvNeXt, Tag("convnext")]
+    | Annotated[TransformersModel, Tag("transformers")]
     | Annotated[CustomModel, Tag("custom")],
     Discriminator(_model_tag),
 ]
@@ -630,6 +691,9 @@ def model_sizes(model: Model) -> Sizes:
             heads, experts = model.kv_head_count, model.experts
             sizes = Sizes(model.layers, model.width, model.length, heads, experts)
             return sizes._replace(vocab=model.vocab)
+        case TransformersModel():
+            sizes = Sizes(model.layers or 1, model.width or 0, model.length, model.heads)
+            return sizes._replace(vocab=model.vocab)
         case GPT2():
             return Sizes(model.layers, model.width, model.length, model.heads, vocab=model.vocab)
         case ViT():
@@ -644,7 +708,9 @@ def model_sizes(model: Model) -> Sizes:
 
 
 def fill_preset_kind(model: Any) -> Any:
-    """Return a model block with the kind of its preset, if it has a preset and no kind."""
+    """Return a model block with the kind that its preset or its folder implies, if any."""
+    if isinstance(model, Mapping) and "transformers" in model:
+        return {"kind": "transformers", **model}
     if not isinstance(model, Mapping) or str(model.get("preset")) not in PRESETS:
         return model
     return {"kind": PRESETS[str(model["preset"])]["kind"], **model}

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.adapters import frozen_base
+from jaxlaunch.trainer.adapters import base_weights, frozen_base
 from jaxlaunch.trainer.adapters.lora import (
     KERNEL_ATTRIBUTE,
     REFERENCE_PREFIX,
@@ -29,14 +29,18 @@ from jaxlaunch.trainer.adapters.lora import (
     attach_reference,
 )
 from jaxlaunch.trainer.adapters.peft import is_adapter
-from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import memory, precision
 from jaxlaunch.trainer.optim import loss_scale, optimizers, transforms
 from jaxlaunch.trainer.optim.loss_scale import LossScale
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.parallel.sharding import Axes
-from jaxlaunch.trainer.spec import CustomModel, PublishedModel, TrainSpec
+from jaxlaunch.trainer.spec import (
+    CustomModel,
+    PublishedModel,
+    TrainSpec,
+    TransformersModel,
+)
 from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.task import Task, check_arrays, checked_model
 
@@ -258,7 +262,9 @@ class StateBuilder:
         self._task, self._spec, self._placement = task, spec, placement
         self.precision = precision.resolve_precision(spec.precision)
         is_our_task = type(task).__module__.startswith("jaxlaunch.trainer.")
-        self.is_builtin = is_our_task and not isinstance(spec.model, CustomModel)
+        self.is_builtin = is_our_task and not isinstance(
+            spec.model, CustomModel | TransformersModel
+        )
         self.adapters = None if spec.lora is None else Adapters(spec, self.precision.params)
         self._has_reference = self.adapters is None and task.needs_reference
         self.base: dict[str, Any] | None = None
@@ -340,7 +346,9 @@ class StateBuilder:
         if self.adapters is not None:
             loaded |= self.adapters.read_initial_adapters(saved)
         elif isinstance(model, PublishedModel) and model.init_from is not None:
-            loaded |= load.load_parameters(model, saved | float_buffers(self.abstract.buffers))
+            loaded |= base_weights.iterate_parameters(
+                model, saved | float_buffers(self.abstract.buffers)
+            )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         state: TrainState = self._compute_once(self._initial_state, shardings, loaded)
         return state

@@ -14,7 +14,7 @@ from jax import Array
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.optim import loss_scale, optimizers, schedules
-from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec
+from jaxlaunch.trainer.spec import GPT2, LM, Decoder, TrainSpec, TransformersModel
 from jaxlaunch.trainer.step.loss import BatchSums, StepLoss, mean_divisor
 from jaxlaunch.trainer.step.state import (
     Batch,
@@ -178,5 +178,7 @@ def scan_parts(
 
 def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:
     """Return whether the batch is rows of `tokens` [B, L] for a language model."""
-    is_language_model = isinstance(spec.model, Decoder | GPT2) or spec.task == LM
+    is_language_model = (
+        isinstance(spec.model, Decoder | GPT2 | TransformersModel) or spec.task == LM
+    )
     return is_language_model and "tokens" in batch and len(batch["tokens"].shape) > 1

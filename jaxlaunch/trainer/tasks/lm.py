@@ -41,6 +41,8 @@ from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
+from jaxlaunch.trainer.torch_models import build
+from jaxlaunch.trainer.torch_models.network import TorchModel
 
 # Keys of an example that restrict which tokens are seen.
 TOKEN_KEYS = ("attention_mask", "segments", "length")
@@ -71,11 +73,13 @@ class NextToken(Task):
                 return Decoder(config, rngs, options)
             case specs.GPT2() as config:
                 return GPT2(config, rngs, options)
+            case specs.TransformersModel() as config:
+                return build.build_model(config, rngs, options)
             case specs.CustomModel() as config:
                 return custom.build_model(spec, config, rngs, lambda: (self._sample_tokens(spec),))
         raise SpecError(
-            f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2 or "
-            "module:Name"
+            f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2, "
+            "transformers or module:Name"
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
@@ -165,7 +169,8 @@ class NextToken(Task):
         if type(self).loss is not NextToken.loss:
             return None
         config, tokens_BT, vocab, is_built_in = spec.model, batch["tokens"], self._vocab, False
-        if isinstance(config, specs.Decoder | specs.GPT2) and type(self).model is NextToken.model:
+        built_in = specs.Decoder | specs.GPT2 | specs.TransformersModel
+        if isinstance(config, built_in) and type(self).model is NextToken.model:
             is_built_in, length, vocab = True, tokens_BT.shape[1] - 1, config.vocab
             if length > config.length:
                 return 0, (
@@ -190,7 +195,7 @@ def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible,
     if not arrays:
         return ()
     mask, segments = (arrays[key][:, :-1] if key in arrays else None for key in TOKEN_KEYS[:2])
-    if isinstance(model, LanguageModel):
+    if isinstance(model, LanguageModel | TorchModel):
         return (Visible(mask, segments, arrays.get("length")),)
     if mask is None or len(arrays) > 1:
         raise SpecError(

@@ -1,0 +1,1 @@
+"""PyTorch modules of transformers as JAX functions, by torchax."""

@@ -1,0 +1,60 @@
+"""Builds the model of a job that names a folder of transformers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import Array
+
+from jaxlaunch.trainer.models.layers import ModelOptions
+from jaxlaunch.trainer.spec import TransformersModel
+from jaxlaunch.trainer.torch_models import checked, modules, weights
+from jaxlaunch.trainer.torch_models.network import TorchModel, build_torch_module
+
+
+def build_model(config: TransformersModel, rngs: nnx.Rngs, options: ModelOptions) -> TorchModel:
+    """Return the model of a folder's config.json, with arrays of zeros in place of its weights.
+
+    Raises SpecError if the extra is missing, or the architecture is unknown or was not compared.
+    """
+    folder = config.init_from or ""
+    module = empty_module(folder)
+    model_type = module.config.model_type
+    known = checked.require_checked(folder, model_type, is_allowed=config.unchecked)
+    return TorchModel(module, rngs, options, packs_rows=known.packs_rows or config.unchecked)
+
+
+def empty_module(folder: str) -> Any:
+    """Return the module of a folder's config.json, without memory for its weights.
+
+    Raises SpecError if the extra is missing, or transformers does not know the architecture.
+    """
+    modules.import_libraries()
+    return build_torch_module(modules.read_config(folder))
+
+
+@functools.cache
+def _named_module(folder: str) -> Any:
+    return empty_module(folder)
+
+
+def iterate_parameters(
+    config: TransformersModel,
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    is_cast: bool = True,
+) -> Iterator[tuple[str, Array]]:
+    """Yield the parameters of a folder one by one; random ones if the job asks for them.
+
+    Raises SpecError if the files do not match config.json.
+    """
+    folder = config.init_from or ""
+    module = _named_module(folder)
+    if config.weights == "random":
+        yield from weights.iterate_random(modules.read_config(folder), targets)
+    else:
+        yield from weights.iterate_parameters(module, folder, targets, is_cast=is_cast)

@@ -1,0 +1,160 @@
+"""Writes a trained model as transformers' `save_pretrained` would write it.
+
+A module may stack tensors that published files keep apart, such as the weights of experts.
+transformers knows how to undo that. The names and shapes of the result are found by undoing it for
+tensors without memory; the values are then computed for one group of parameters at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.huggingface import save
+from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.huggingface.save import Parameter
+from jaxlaunch.trainer.spec import TransformersModel
+from jaxlaunch.trainer.torch_models import build
+
+
+def save_model(
+    target: str,
+    model: TransformersModel,
+    params: Mapping[str, Parameter],
+    extra_files: Mapping[str, bytes],
+    turn_ends: tuple[int, ...] = (),
+) -> tuple[str, list[str]]:
+    """Write a model as a folder of Hugging Face.
+
+    Args:
+        target: Folder to write.
+        model: Model, whose folder has the configuration.
+        params: Parameters and persistent buffers by name.
+        extra_files: Contents of further files by name.
+        turn_ends: Tokens that end a turn of a chat.
+
+    Returns:
+        The name of the architecture, and the names of the safetensors files.
+
+    Raises:
+        SpecError: The configuration cannot be read, or the parameters are of another model.
+    """
+    source = model.init_from or ""
+    module = build.empty_module(source)
+    if missing := sorted({name for name, _ in module.named_parameters()} - params.keys()):
+        raise SpecError(
+            f"{source}/config.json is of another model than the checkpoint, which has no "
+            f"{', '.join(missing[:3])}"
+        )
+    tensors = list_tensors(module, params)
+    leaves = {name: _identity_leaf(name, len(tensor.shape)) for name, tensor in tensors.items()}
+    config = json.loads((Path(source) / "config.json").read_text())
+    # Weights of 8 bits are written in the dtype of the training.
+    config.pop("quantization_config", None)
+    dtype = next(iter(params.values())).dtype.name
+    config |= {"architectures": [type(module).__name__], "dtype": dtype}
+    files: dict[str, Mapping[str, Any] | bytes] = {
+        "config.json": config,
+        folders.GENERATION_FILE: folders.render_generation_config(source, extra_files, turn_ends),
+        **extra_files,
+    }
+    return type(module).__name__, save.write_folder(target, leaves, tensors, files)
+
+
+def _identity_leaf(name: str, dims: int) -> Leaf:
+    letters = string.ascii_lowercase[:dims]
+    return Leaf(letters, " ".join(letters), name)
+
+
+@dataclasses.dataclass
+class PublishedTensor:
+    """A tensor of a published file, which is computed when it is sliced.
+
+    Attributes:
+        name: Name in the file.
+        shape: Shape in the file.
+        dtype: Dtype in the file.
+        group: The parameters of the module that it comes from, and how.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    group: Group
+
+    def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
+        part: np.ndarray[Any, Any] = self.group.values[self.name].astype(self.dtype)[index]
+        return part
+
+
+@dataclasses.dataclass
+class Group:
+    """Parameters that become tensors of a file together.
+
+    Attributes:
+        module: Module of transformers.
+        params: Parameters by name.
+    """
+
+    module: Any
+    params: Mapping[str, Parameter]
+
+    @functools.cached_property
+    def values(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The tensors by name, in float32 while they are converted."""
+        import torch
+
+        arrays = {
+            name: torch.from_numpy(np.array(param[(slice(None),) * len(param.shape)], np.float32))
+            for name, param in self.params.items()
+        }
+        return {name: tensor.numpy() for name, tensor in _revert(self.module, arrays).items()}
+
+
+def _revert(module: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    reverted: dict[str, Any] = revert_weight_conversion(module, dict(arrays))
+    return reverted
+
+
+def list_tensors(module: Any, params: Mapping[str, Parameter]) -> dict[str, PublishedTensor]:
+    """Return the tensors of the published files of a module with these parameters, by name."""
+    tensors: dict[str, PublishedTensor] = {}
+    for names in _group_names(module, params):
+        group = Group(module, {name: params[name] for name in names})
+        dtype = params[names[0]].dtype
+        for name, tensor in _revert(module, _without_memory(group.params)).items():
+            tensors[name] = PublishedTensor(name, tuple(tensor.shape), dtype, group)
+    return tensors
+
+
+def _without_memory(params: Mapping[str, Parameter]) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.empty(tuple(param.shape), device="meta") for name, param in params.items()}
+
+
+def _group_names(module: Any, params: Mapping[str, Parameter]) -> list[list[str]]:
+    """Return groups of the names of parameters that have to be converted together."""
+    from transformers import conversion_mapping, core_model_loading
+
+    transforms = conversion_mapping.get_model_conversion_mapping(module, add_legacy=False)
+    reverses = [transform.reverse_transform() for transform in reversed(transforms)]
+    converters = [
+        reverse for reverse in reverses if isinstance(reverse, core_model_loading.WeightConverter)
+    ]
+    groups: dict[str, list[str]] = {}
+    for name in params:
+        key, pattern = core_model_loading.apply_converters(name, converters)
+        groups.setdefault(name if pattern is None else f"{pattern} {key}", []).append(name)
+    return list(groups.values())

@@ -1,0 +1,195 @@
+"""Reads the weights of a folder into the parameters of a module of transformers.
+
+transformers knows for each architecture how the names in published files become the names of a
+module's parameters, and which tensors are stacked or split on the way. Most parameters have one
+tensor; of these a process reads only the parts for its own devices. The others are converted one at
+a time in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface.tensor_files import TensorFiles
+
+# The number of names that a message lists.
+MAX_NAMES = 3
+
+
+class Conversion(NamedTuple):
+    """How some parameters come from tensors of the files.
+
+    Attributes:
+        transform: The transform of transformers.
+        sources: Names of the tensors by the pattern of the transform that they match.
+    """
+
+    transform: Any
+    sources: dict[str, list[str]]
+
+
+class Layout(NamedTuple):
+    """Where the parameters of a module are in the files.
+
+    Attributes:
+        renamed: The tensor of each parameter that is stored as it is.
+        converted: The other conversions, by the name of their first parameter.
+        unused: Names of tensors that no parameter takes.
+    """
+
+    renamed: dict[str, str]
+    converted: dict[str, Conversion]
+    unused: list[str]
+
+
+def find_layout(module: Any, files: TensorFiles) -> Layout:
+    """Match the tensors of the files to the parameters and buffers of a module."""
+    from transformers import conversion_mapping, core_model_loading
+
+    transforms = conversion_mapping.get_model_conversion_mapping(module)
+    renamings = [
+        transform
+        for transform in transforms
+        if isinstance(transform, core_model_loading.WeightRenaming)
+    ]
+    converters = [
+        transform
+        for transform in transforms
+        if isinstance(transform, core_model_loading.WeightConverter)
+    ]
+    by_pattern = {pattern: item for item in converters for pattern in item.source_patterns}
+    state, prefix = module.state_dict(), module.base_model_prefix
+    renamed: dict[str, str] = {}
+    converted: dict[str, Conversion] = {}
+    unused = []
+    for source in sorted(files, key=core_model_loading.dot_natural_key):
+        target, pattern = core_model_loading.rename_source_key(
+            source, renamings, converters, prefix, state
+        )
+        if target not in state and source in state:
+            target, pattern = source, None
+        if target not in state:
+            unused.append(source)
+        elif pattern is None:
+            renamed[target] = source
+        else:
+            transform = copy.deepcopy(by_pattern[pattern])
+            conversion = converted.setdefault(target, Conversion(transform, {}))
+            conversion.sources.setdefault(pattern, []).append(source)
+    return Layout(renamed, converted, unused)
+
+
+def iterate_parameters(
+    module: Any, folder: str, targets: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
+) -> Iterator[tuple[str, Array]]:
+    """Yield the parameters and buffers of `targets` one by one from the files of a folder.
+
+    Args:
+        module: Module of transformers, which names the parameters.
+        folder: Folder with safetensors.
+        targets: Shapes, dtypes and shardings by name.
+        is_cast: Whether to cast to the dtypes of `targets` instead of keeping those of the files.
+
+    Raises:
+        SpecError: A parameter is missing, has another shape, or a tensor is not used.
+    """
+    files = TensorFiles(folder)
+    layout = find_layout(module, files)
+    remaining = dict(targets)
+    for name, source in layout.renamed.items():
+        if (target := remaining.pop(name, None)) is None:
+            continue
+        check_shape(folder, source, tuple(files[source].get_shape()), name, target.shape)
+        dtype = target.dtype if is_cast else files.tensor_dtype(source)
+        yield name, read_tensor(files, source, target, dtype)
+    for first_name, conversion in layout.converted.items():
+        values = convert_tensors(module, files, first_name, conversion)
+        for name, value in values.items():
+            if (target := remaining.pop(name, None)) is None:
+                continue
+            check_shape(folder, "its tensors", value.shape, name, target.shape)
+            dtype = target.dtype if is_cast else value.dtype
+            yield name, place_array(value.astype(dtype), target)
+    files.close()
+    faults = []
+    if remaining:
+        faults.append(f"{_list_names(remaining)} missing")
+    if layout.unused:
+        faults.append(f"{_list_names(layout.unused)} not used")
+    if faults:
+        raise SpecError(
+            f"{folder} does not match the {type(module).__name__} of its config.json: "
+            f"{'; '.join(faults)}"
+        )
+
+
+def _list_names(names: Any) -> str:
+    names = [*names]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{', '.join(names[:MAX_NAMES])}{more} {verb}"
+
+
+def check_shape(
+    folder: str, source: str, shape: tuple[int, ...], name: str, expected: tuple[int, ...]
+) -> None:
+    """Raise SpecError unless a tensor has the shape of its parameter."""
+    if tuple(shape) != tuple(expected):
+        raise SpecError(f"{folder}: {source} is {[*shape]}, config.json makes {name} {[*expected]}")
+
+
+def read_tensor(files: TensorFiles, source: str, target: jax.ShapeDtypeStruct, dtype: Any) -> Array:
+    """Read a tensor, only the parts for the devices of this process."""
+    tensor = files[source]
+
+    def read_part(index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
+        part = tensor[index] if index else tensor[...]
+        return np.asarray(part).astype(dtype)
+
+    assert target.sharding is not None, "the train step gives every parameter a sharding"
+    return jax.make_array_from_callback(target.shape, target.sharding, read_part)
+
+
+def place_array(value: np.ndarray[Any, Any], target: jax.ShapeDtypeStruct) -> Array:
+    """Put an array that this process has whole on its devices."""
+    assert target.sharding is not None, "the train step gives every parameter a sharding"
+    return jax.make_array_from_callback(target.shape, target.sharding, value.__getitem__)
+
+
+def convert_tensors(
+    module: Any, files: TensorFiles, first_name: str, conversion: Conversion
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the parameters that a conversion makes, in float32."""
+    import torch
+
+    transform = conversion.transform
+    for pattern, sources in conversion.sources.items():
+        for source in sources:
+            array = np.asarray(files[source][...]).astype(np.float32)
+            transform.add_tensor(first_name, source, pattern, torch.from_numpy(array))
+    values = transform.convert(first_name, model=module, config=module.config)
+    return {
+        name: (value[0] if isinstance(value, list) else value).numpy()
+        for name, value in values.items()
+    }
+
+
+def iterate_random(
+    config: Any, targets: Mapping[str, jax.ShapeDtypeStruct]
+) -> Iterator[tuple[str, Array]]:
+    """Yield random parameters as transformers initializes them, in the memory of this process."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, tensor in module.state_dict().items():
+        if (target := targets.get(name)) is not None:
+            yield name, place_array(tensor.numpy().astype(target.dtype), target)

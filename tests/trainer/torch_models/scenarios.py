@@ -1,0 +1,98 @@
+"""Trains tiny models of transformers and exports them: python scenarios.py FOLDER MODEL_TYPE ...
+
+It runs with the packages of the environment torchax. A JSON line for each model has what the test
+looks at.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from jaxlaunch.trainer.torch_models import compare
+
+LENGTH = 32
+JOB = """
+name: {name}
+accelerator: {{type: cpu, per_host: 8}}
+train:
+  task: lm
+  model: {{transformers: {folder}, length: {length}}}
+  data: {{source: synthetic}}
+  mesh: {{dp: 2, fsdp: 2, mp: 2}}
+  remat: full
+  batch: 8
+  steps: {steps}
+  optimizer: {{lr: 1e-3, schedule: {{name: constant}}}}
+  log_every: 1
+  checkpoint: {{every: 2}}
+"""
+
+
+def save_tiny_model(model_type: str, folder: Path) -> None:
+    """Write a tiny random model of a family as transformers does."""
+    keys = compare.shrink_config(transformers.AutoConfig.for_model(model_type).to_dict())
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**keys)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(
+        folder, max_shard_size="100KB"
+    )
+
+
+def run_launcher(*arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def train(folder: Path, model: Path, name: str, steps: int) -> None:
+    job = folder / f"{name}.yaml"
+    job.write_text(JOB.format(name=name, folder=model, length=LENGTH, steps=steps))
+    run_launcher("run", str(job), cwd=folder)
+
+
+def read_losses(folder: Path, name: str) -> list[float]:
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [row["loss"] for row in rows if "loss" in row and "eval/loss" not in row]
+
+
+def load_logits(folder: Path) -> np.ndarray:
+    tokens = torch.arange(2, 2 + 2 * LENGTH).reshape(2, LENGTH) % 120
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        return model(input_ids=tokens, use_cache=False).logits.numpy()
+
+
+def try_model(folder: Path, model_type: str) -> dict[str, object]:
+    model, name = folder / f"{model_type}-weights", model_type.replace("_", "-")
+    save_tiny_model(model_type, model)
+    # The first checkpoint of a run without a step is that of its start.
+    train(folder, model, name, steps=4)
+    train(folder, model, f"{name}-again", steps=2)
+    train(folder, model, f"{name}-again", steps=4)
+    whole, resumed = (read_losses(folder, run) for run in (name, f"{name}-again"))
+    for run in (name, f"{name}-again"):
+        run_launcher("export", run, "--to", f"{run}-export", cwd=folder)
+    exports = [load_logits(folder / f"{run}-export") for run in (name, f"{name}-again")]
+    return {
+        "model_type": model_type,
+        "losses": whole,
+        "resumed": resumed,
+        "equal_exports": bool(np.array_equal(*exports)),
+        "moved": float(np.abs(exports[0] - load_logits(model)).max()),
+        "config": json.loads((folder / f"{name}-export" / "config.json").read_text()),
+    }
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[2:]:
+        print(json.dumps(try_model(Path(sys.argv[1]), wanted)), flush=True)

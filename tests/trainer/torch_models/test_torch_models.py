@@ -1,0 +1,276 @@
+"""Models of transformers: what needs no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.spec import TrainSpec, TransformersModel, model_sizes
+from jaxlaunch.trainer.torch_models import axes, checked, compare, modules, operators
+from jaxlaunch.trainer.torch_models.attention import masked_attention
+
+CONFIG = {
+    "model_type": "olmo3",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return str(tmp_path)
+
+
+def lm_spec(model):
+    return TrainSpec(task="lm", model=model, data={"source": "synthetic"})
+
+
+def test_folder_stands_for_kind_and_init_from(folder):
+    spec = lm_spec({"transformers": folder, "length": 32})
+    assert isinstance(spec.model, TransformersModel)
+    assert spec.model.init_from == folder
+
+    resolved = folders.resolve_spec(spec)
+
+    sizes = model_sizes(resolved.model)
+    assert (sizes.vocab, sizes.layers, sizes.width, sizes.heads, sizes.length) == (
+        1000,
+        8,
+        64,
+        8,
+        32,
+    )
+
+
+def test_length_is_at_most_that_of_the_folder(folder):
+    spec = lm_spec({"kind": "transformers", "init_from": folder})
+    assert folders.resolve_spec(spec).model.length == 2048
+
+
+def test_other_sizes_than_the_folder_are_refused_with_both(folder):
+    spec = lm_spec({"transformers": folder, "layers": 4})
+    with pytest.raises(SpecError, match=r"layers is 8, train.model.layers makes it 4"):
+        folders.resolve_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"kind": "transformers"}, "needs a folder"),
+        ({"transformers": "a", "init_from": "b"}, "transformers = a and init_from = b"),
+    ],
+)
+def test_block_without_one_folder_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        TransformersModel(**model)
+
+
+def test_architecture_without_built_in_model_names_the_extra(folder, monkeypatch):
+    monkeypatch.setattr(folders, "_has_transformers", lambda: False)
+    spec = lm_spec({"init_from": folder})
+    with pytest.raises(SpecError, match=r"olmo3.*\[transformers\]: install it with"):
+        folders.resolve_spec(spec)
+
+
+def test_architecture_without_built_in_model_uses_the_extra(folder, monkeypatch):
+    monkeypatch.setattr(folders, "_has_transformers", lambda: True)
+    spec = lm_spec({"init_from": folder, "length": 64})
+    resolved = folders.resolve_spec(spec).model
+    assert (resolved.kind, resolved.vocab, resolved.length) == ("transformers", 1000, 64)
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({}, "needs torch, which is not installed here"),
+        ({"torch": "2.15.0"}, "torch from 2.10 to before 2.11, and 2.15.0 is installed"),
+        ({"torch": "2.10.1+cpu", "torchax": "0.0.12"}, "torchax from 0.0.13 .* and 0.0.12"),
+    ],
+)
+def test_versions_that_do_not_work_are_named(monkeypatch, versions, message):
+    def find_version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", find_version)
+    with pytest.raises(SpecError, match=message):
+        modules.check_versions()
+
+
+def fake_module(shapes, tensor_plan, expert_plan=None):
+    parameters = [(name, SimpleNamespace(shape=shape)) for name, shape in shapes.items()]
+    return SimpleNamespace(
+        named_parameters=lambda: parameters, _tp_plan=tensor_plan, _ep_plan=expert_plan
+    )
+
+
+def test_plan_becomes_axes():
+    shapes = {
+        "model.embed_tokens.weight": (128, 64),
+        "model.layers.0.self_attn.q_proj.weight": (64, 64),
+        "model.layers.0.self_attn.q_proj.bias": (64,),
+        "model.layers.11.self_attn.o_proj.weight": (64, 64),
+        "model.layers.11.self_attn.o_proj.bias": (64,),
+        "model.layers.0.mlp.experts.gate_up_proj": (4, 64, 64),
+        "model.layers.0.norm.weight": (64,),
+        "lm_head.weight": (128, 64),
+    }
+    plan = {
+        "model.embed_tokens": "embedding_rowwise",
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+        "lm_head": "colwise_gather_output",
+    }
+    experts = {"model.layers.*.mlp.experts.gate_up_proj": "grouped_gemm"}
+
+    found = axes.parameter_axes(fake_module(shapes, plan, experts))
+
+    assert list(found.values()) == [
+        ("vocab", "embed"),
+        ("hidden", "embed"),
+        ("hidden",),
+        ("embed", "hidden"),
+        (None,),
+        ("experts", "hidden", "embed"),
+        (None,),
+        ("vocab", "embed"),
+    ]
+
+
+def f32(array):
+    return jnp.asarray(array, jnp.float32)
+
+
+def reference_attention(query, key, value, mask, scale, cap, sinks):
+    """Attention in float64, one query after the other."""
+    batch, length, heads, _ = query.shape
+    groups = key.shape[2]
+    mixed = np.zeros((batch, length, heads, value.shape[-1]))
+    for b, q, h in np.ndindex(batch, length, heads):
+        group = h * groups // heads
+        scores = scale * key[b, :, group].astype(np.float64) @ query[b, q, h].astype(np.float64)
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        scores = np.where(mask[b, 0, q], scores, -np.inf)
+        shift = max(scores.max(), sinks[h])
+        weights = np.exp(scores - shift)
+        total = weights.sum() + np.exp(sinks[h] - shift)
+        mixed[b, q, h] = (weights / total) @ value[b, :, group].astype(np.float64)
+    return mixed
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_attention_with_sinks_and_other_value_size(cap):
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 5, 4, 8)), rng.normal(size=(2, 5, 2, 8))
+    value, sinks = rng.normal(size=(2, 5, 2, 6)), rng.normal(size=4)
+    mask = np.broadcast_to(np.tri(5, dtype=bool), (2, 1, 5, 5)) & (rng.random((2, 1, 5, 5)) > 0.3)
+    mask |= np.eye(5, dtype=bool)
+    mixed = masked_attention(
+        f32(query), f32(key), f32(value), jnp.asarray(mask), 0.5, cap, f32(sinks)
+    )
+
+    expected = reference_attention(query, key, value, mask, 0.5, cap, sinks)
+    np.testing.assert_allclose(mixed, expected, atol=1e-5)
+
+
+def test_attention_drops_weights_and_keeps_their_mean():
+    query = key = jnp.zeros((1, 2, 1, 4))
+    value = jnp.ones((1, 2, 1, 512))
+    keys = jax.random.split(jax.random.key(0), 400)
+    mixed = jax.vmap(
+        lambda key_: masked_attention(query, key, value, None, dropout=0.25, dropout_key=key_)[
+            0, 0, 0, 0
+        ]
+    )(keys)
+    assert {round(float(share), 4) for share in mixed} <= {0.0, 0.6667, 1.3333}
+    assert abs(float(mixed.mean()) - 1) < 0.1
+
+
+def test_grouped_product_multiplies_each_group_with_its_matrix():
+    rows, matrices = np.arange(12.0).reshape(4, 3), np.arange(18.0).reshape(3, 3, 2)
+    product = operators.grouped_product(
+        jnp.asarray(rows), jnp.asarray(matrices), jnp.array([1, 1, 4])
+    )
+    np.testing.assert_allclose(product[0], rows[0] @ matrices[0])
+    np.testing.assert_allclose(product[1:], rows[1:] @ matrices[2])
+
+
+def test_tiny_config_keeps_what_defines_the_architecture():
+    tiny = compare.shrink_config(
+        {
+            **CONFIG,
+            "layer_types": ["window"] * 7 + ["full"],
+            "sliding_window": 4096,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+            "quantization_config": {"bits": 8},
+        }
+    )
+    assert tiny["num_hidden_layers"] == len(tiny["layer_types"]) == 4
+    assert set(tiny["layer_types"]) == {"window", "full"}
+    assert (tiny["num_attention_heads"], tiny["num_key_value_heads"]) == (4, 2)
+    assert tiny["sliding_window"] < compare.LENGTH
+    assert (tiny["rope_theta"], tiny["tie_word_embeddings"]) == (5e5, True)
+    assert "quantization_config" not in tiny
+
+
+def comparison(**values):
+    row = {"architecture": "A", "model_type": "a", "parameter": "w"}
+    return compare.Comparison(**{**row, "logits": 0.0, "gradient": 0.0, "packed": 0.0, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "is_equal", "packs_rows"),
+    [
+        ({"logits": 1e-6, "gradient": 1e-5, "packed": 1e-6}, True, True),
+        ({"logits": 1e-4}, False, True),
+        ({"gradient": 1e-2}, False, True),
+        ({"packed": 0.1}, True, False),
+        ({"logits": math.nan}, False, True),
+        ({"gradient": math.nan}, False, True),
+    ],
+)
+def test_comparison_judges_its_numbers(values, is_equal, packs_rows):
+    result = comparison(**values)
+    assert (result.is_equal, result.packs_rows) == (is_equal, packs_rows)
+
+
+def test_architectures_are_required_to_be_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(checked, "library_versions", lambda: {"torch": "2.10.0"})
+    monkeypatch.setattr(checked, "read_table", lambda: {"known": comparison()})
+
+    assert checked.require_checked("f", "known", is_allowed=False).is_equal
+    with pytest.raises(SpecError, match="launcher model check f "):
+        checked.require_checked("f", "new", is_allowed=False)
+    assert not checked.require_checked("f", "new", is_allowed=True).packs_rows
+
+    checked.store_comparison(comparison(model_type="new", packed=1.0))
+    assert checked.require_checked("f", "new", is_allowed=False) == (True, False, "w", 0.0)
+    checked.store_comparison(comparison(model_type="new", gradient=0.5))
+    with pytest.raises(SpecError, match="the gradient of w differs by 0.5"):
+        checked.require_checked("f", "new", is_allowed=False)
+    assert not checked.require_checked("f", "new", is_allowed=True).is_equal
+
+
+def test_table_of_the_package_can_be_read():
+    for name, row in checked.read_table().items():
+        assert row.model_type == name
+        assert math.isfinite(row.logits)
