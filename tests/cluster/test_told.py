@@ -142,7 +142,8 @@ def test_namespace_that_is_being_deleted_is_named_from_the_start(
                 # The agents were not stopped in the same second, so their Job wants to replace a
                 # pod, which this namespace does not accept any more.
                 assert "its Job keeps 2 pods" in explanation.headline, explanation
-                assert "delete lm --yes" in (explanation.next_move or ""), explanation
+                (command,) = explanation.commands
+                assert command[:2] == ("launcher", "delete") and "lm" in command, explanation
                 workspace.launcher("delete", "lm", "--yes")
             return status is None
 

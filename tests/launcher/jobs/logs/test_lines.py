@@ -88,7 +88,8 @@ def make_jobset(hosts_per_slice: int = 2, slices: int = 2, **job: int) -> dict:
     template = {"spec": {"containers": [{"name": "main", "env": variables}]}}
     line = {"parallelism": hosts_per_slice, "template": template}
     return {
-        "spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": line}}]}
+        "metadata": {"name": "t"},
+        "spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": line}}]},
     }
 
 

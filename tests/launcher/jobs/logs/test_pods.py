@@ -223,7 +223,7 @@ def test_follower_reads_on_where_a_stream_ends_before_its_container(
     server: Server, show_logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.RECONNECT_PAUSE_S", 0.05)
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", 5.0)
     path = JOBSETS.path("team", "lm")
     for host in range(2):
         write_log(server, host, f"[{host}] a")
