@@ -67,6 +67,7 @@ def import_libraries() -> None:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    # Tensors that a module makes are JAX arrays, too, so that it can combine them with its inputs.
     torchax.default_env().config.use_torch_native_for_cpu_tensor = False
 
 
@@ -88,11 +89,6 @@ def read_config(folder: str) -> Any:
             f"{path}: transformers {transformers.__version__} cannot read model_type = "
             f"{model_type}: {reason}"
         ) from None
-
-
-def text_config(config: Any) -> Any:
-    """Return the part of a configuration that describes the language model."""
-    return config.get_text_config()
 
 
 def build_module(config: Any, attention: str, auto_class: str = CAUSAL_LM) -> Any:

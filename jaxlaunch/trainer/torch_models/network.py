@@ -204,6 +204,16 @@ def _run_layer(
     *arguments: Any,
     **keywords: Any,
 ) -> Any:
+    """Run a layer with gathered weights; in training its backward pass runs it again.
+
+    Args:
+        layer: The layer.
+        forward: Its method, as its class defines it.
+        layer_axes: The logical axes of each of its parameters.
+        policy: The value of `train.remat`.
+        *arguments: Its arguments, torch tensors of torchax or anything else.
+        **keywords: Its keyword arguments.
+    """
     import torch
     import torchax
     from torchax import interop
