@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,37 @@ class HostMemory:
         """Return the key by which hosts are compared: the used share, and the largest process."""
         used_share = (self.in_use_mib or 0) / self.limit_mib if self.limit_mib else 0.0
         return used_share, max(self.peaks_mib.values(), default=0)
+
+
+class GangMemory:
+    """The memory of the hosts of an attempt that have reported it."""
+
+    def __init__(self) -> None:
+        self._by_host: dict[int, HostMemory] = {}
+
+    def take_report(self, host: int, memory: HostMemory, ranks: range) -> None:
+        """Take the report of a host. Raises ValueError if it names others than the host's ranks."""
+        if not memory.peaks_mib.keys() <= set(ranks):
+            raise ValueError(f"it does not have all of the ranks {list(memory.peaks_mib)}")
+        self._by_host[host] = memory
+
+    def find_rank(self, rank: int | None) -> RankMemory | None:
+        """Return the memory of a rank and of its host, or None if it is unknown."""
+        for host, memory in self._by_host.items():
+            if rank is not None and rank in memory.peaks_mib:
+                return memory.rank_memory(rank, host)
+        return None
+
+    def fullest_hosts(self, limit: int) -> list[RankMemory]:
+        """Return the memory of the largest rank on each of the fullest hosts, the fullest first."""
+        hosts = [host for host, memory in self._by_host.items() if memory.peaks_mib]
+        fullest = heapq.nlargest(limit, hosts, key=lambda host: self._by_host[host].fullness())
+        rows = []
+        for host in fullest:
+            memory = self._by_host[host]
+            largest_rank = max(memory.peaks_mib, key=memory.peaks_mib.__getitem__)
+            rows.append(memory.rank_memory(largest_rank, host))
+        return [row for row in rows if row is not None]
 
 
 def _to_gib(mib: int) -> float:

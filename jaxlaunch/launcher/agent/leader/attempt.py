@@ -9,14 +9,13 @@ symptom counts as part of the stop, and the verdict says what was saved. This mo
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.memory import HostMemory
+from jaxlaunch.launcher.agent.gang.memory import GangMemory, HostMemory
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.root_cause import (
     SHUTDOWN_TIMEOUT,
@@ -33,7 +32,6 @@ from jaxlaunch.launcher.agent.gang.root_cause import (
 )
 from jaxlaunch.launcher.agent.leader.hang import EarlyLook, Hang
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
-from jaxlaunch.records.summary import RankMemory
 from jaxlaunch.records.verdict import (
     Failure,
     FailureKind,
@@ -109,9 +107,8 @@ class Attempt:
         self.ranks = RankStatuses(ranks_by_host)
         self.hang, self.early_look = Hang(self.ranks, platform), EarlyLook(self.ranks)
         self._symptoms = Symptoms()
+        self.memory = GangMemory()
         # By rank, the end of a program that its wrapper may handle, and when the event arrived.
-        # The memory of the hosts that have reported it.
-        self.memory_by_host: dict[int, HostMemory] = {}
         self._handled_events: dict[int, tuple[float, Event]] = {}
         self._stop: PendingStop | None = None
         # When the first fault arrived, and how long the last sign of life was before it.
@@ -134,26 +131,6 @@ class Attempt:
         """Last step that this attempt committed itself."""
         return None if self.ranks.first_committed is None else self.ranks.committed
 
-    def rank_memory(self, rank: int | None) -> RankMemory | None:
-        """Return the memory of a rank and of its host, or None if it is unknown."""
-        for host, memory in self.memory_by_host.items():
-            if rank is not None and rank in memory.peaks_mib:
-                return memory.rank_memory(rank, host)
-        return None
-
-    def list_memory(self, limit: int) -> list[RankMemory]:
-        """Return the memory of the largest rank on each of the fullest hosts, the fullest first."""
-        hosts = [host for host, memory in self.memory_by_host.items() if memory.peaks_mib]
-        fullest = heapq.nlargest(
-            limit, hosts, key=lambda host: self.memory_by_host[host].fullness()
-        )
-        rows = list[RankMemory | None]()
-        for host in fullest:
-            memory = self.memory_by_host[host]
-            largest_rank = max(memory.peaks_mib, key=memory.peaks_mib.__getitem__)
-            rows.append(memory.rank_memory(largest_rank, host))
-        return [row for row in rows if row is not None]
-
     def take_report(
         self, host: int, message: Mapping[str, Any], now: float, *, has_verdict: bool
     ) -> None:
@@ -169,10 +146,8 @@ class Attempt:
             if self.hang.needs_stacks:
                 self.hang.add_nccl(host, text)
         elif kind == "memory":
-            memory = HostMemory.from_wire(message["memory"])
-            if not memory.peaks_mib.keys() <= set(self.ranks.ranks_by_host.get(host, ())):
-                raise ValueError(f"it does not have all of the ranks {list(memory.peaks_mib)}")
-            self.memory_by_host[host] = memory
+            ranks = self.ranks.ranks_by_host.get(host, range(0))
+            self.memory.take_report(host, HostMemory.from_wire(message["memory"]), ranks)
         elif kind in ("stacks", "event"):
             rank = message["rank"]
             if rank not in self.ranks.ranks_by_host.get(host, ()):

@@ -191,7 +191,7 @@ class RunState:
             restart_seconds=history.restart_rows(
                 gang.records, gang.attempt_number, self._restart_seconds(now)
             ),
-            memory=gang.attempt.list_memory(MAX_MEMORY_ROWS),
+            memory=gang.attempt.memory.fullest_hosts(MAX_MEMORY_ROWS),
             **numbers,
         )
 
@@ -315,7 +315,7 @@ class Reporter:
         attempt = self._gang.attempt
         # The gang may end before an attempt has started its ranks.
         is_newest = attempt.number == self._gang.attempt_number
-        return attempt.rank_memory(verdict.rank) if is_newest else None
+        return attempt.memory.find_rank(verdict.rank) if is_newest else None
 
     def record_attempt(self, verdict: Verdict, now: float) -> AttemptRecord:
         """Record the attempt, unless host 1 has recorded it, and return its record."""

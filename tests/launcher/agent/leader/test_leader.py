@@ -451,7 +451,7 @@ def test_memory_of_other_hosts_is_in_the_summary_and_the_record(
     (record,) = folder.read_records(UID)
     assert record.memory == full
     # Nothing is known of a rank whose host has not reported.
-    assert harness.leader._gang.attempt.rank_memory(9) is None
+    assert harness.leader._gang.attempt.memory.find_rank(9) is None
 
 
 def test_gang_with_a_spare_needs_host_0(gang: Callable[..., Gang]) -> None:
