@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,11 +36,6 @@ def empty_module(folder: str) -> Any:
     return build_torch_module(modules.read_config(folder))
 
 
-@functools.cache
-def _named_module(folder: str) -> Any:
-    return empty_module(folder)
-
-
 def iterate_parameters(
     config: TransformersModel,
     targets: Mapping[str, jax.ShapeDtypeStruct],
@@ -53,8 +47,8 @@ def iterate_parameters(
     Raises SpecError if the files do not match config.json.
     """
     folder = config.init_from or ""
-    module = _named_module(folder)
     if config.weights == "random":
         yield from weights.iterate_random(modules.read_config(folder), targets)
     else:
+        module = empty_module(folder)
         yield from weights.iterate_parameters(module, folder, targets, is_cast=is_cast)
