@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(frozen=True)
 class Counterpart:
-    """What corresponds to a key of another tool.
+    """The counterpart in job.yaml of a key of another tool.
 
     Attributes:
         key: Dotted path in job.yaml, or None if no key is needed.

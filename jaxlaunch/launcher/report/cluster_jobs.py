@@ -62,7 +62,7 @@ class JobTable(NamedTuple):
 
 
 class JobPages(Protocol):
-    """What a dashboard reads of a cluster. Every method raises ClusterError."""
+    """The reader of a cluster for a dashboard. Every method raises ClusterError."""
 
     def read_table(self, namespace: str) -> JobTable:
         """Return the jobs of a namespace."""
@@ -271,7 +271,7 @@ class ClusterJobs:
 
 @dataclasses.dataclass
 class StoredLog:
-    """What the logs of a job's leaders say, and the pods from whose logs it was read."""
+    """The records in the logs of a job's leaders, and the pods whose logs were read."""
 
     log: LeaderLog
     namespace: str

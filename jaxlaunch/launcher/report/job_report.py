@@ -35,7 +35,7 @@ _CLUSTER_KINDS = ("nodes", "namespaces", "clusterqueues")
 
 
 class ExplanationTexts(Protocol):
-    """What `launcher explain` says about a job."""
+    """The texts of `launcher explain` about a job."""
 
     @property
     def situation(self) -> str:
@@ -47,7 +47,7 @@ class ExplanationTexts(Protocol):
 
     @property
     def evidence(self) -> Sequence[str]:
-        """What shows it."""
+        """The observations that support the headline."""
 
     @property
     def facts(self) -> Sequence[str]:

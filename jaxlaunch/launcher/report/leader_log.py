@@ -44,7 +44,7 @@ class _Mark(NamedTuple):
 
 
 class LeaderLog:
-    """What the records in a leader's log say about a run."""
+    """The course of a run, from the records in a leader's log."""
 
     def __init__(
         self,
