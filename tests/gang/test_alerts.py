@@ -102,8 +102,8 @@ def prometheus(
 
 def test_loss_not_finite(prometheus: Prometheus, tmp_path: Path) -> None:
     train = digits_block(optimizer={"name": "sgd", "lr": 1e38}, steps=ENDLESS, task="faulty:Faulty")
-    # Slow, so that there is time for a scrape before it ends.
-    slow = fault_env(tmp_path / "marks", "slow", "step", step=1, seconds=3)
+    # Slow: Prometheus reads new targets every 5 s, and must see the counter before it rises.
+    slow = fault_env(tmp_path / "marks", "slow", "step", step=1, seconds=15)
     with Running(tmp_path, make_job(train, per_host=1), env=slow) as running:
         prometheus.watch("diverging", running)
         prometheus.wait_until_firing("JaxlaunchLossNotFinite", "diverging")
