@@ -169,4 +169,4 @@ def run_to_an_error(loop: Loop[Any]) -> None:
     try:
         loop.run()
     finally:
-        loop.end_saves(release_folder=True)
+        loop.end_saves(process_continues=True)

@@ -363,12 +363,12 @@ class Loop(Generic[S]):
         self.store.close()
         self.metrics.close()
 
-    def end_saves(self, *, release_folder: bool = False) -> None:
+    def end_saves(self, *, process_continues: bool = False) -> None:
         """End the saves of a run that ends with an error. Later errors are suppressed.
 
-        A run that has trained keeps its claim on the folder for its next attempt. A process that
-        continues after the run must set `release_folder`, because a thread would otherwise renew
-        the claim.
+        A run that has trained keeps its claim on the folder for its next attempt, unless the
+        process continues after the run: its thread would renew the claim, and its files of metrics
+        would stay open.
         """
         if self.has_stepped:
             # A save that began before the error is valid.
@@ -376,10 +376,12 @@ class Loop(Generic[S]):
             with suppress, self.progress.temporary_phase("save", self.done_step):
                 self.store.wait()
                 self._report_commits()
-        if release_folder or not self.has_stepped:
+        if process_continues or not self.has_stepped:
             # A run that ends before its first step releases the folder.
             with contextlib.suppress(Exception):
                 self.store.close()
+        if process_continues:
+            self.metrics.close()
 
 
 def _read_step_metrics(metrics: Mapping[str, jax.Array], index: int) -> dict[str, float]:

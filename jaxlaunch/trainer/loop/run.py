@@ -87,7 +87,7 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
     # Under an agent, every exception has an exit code, also KeyboardInterrupt and SystemExit.
     except BaseException as error:
         if loop is not None and not isinstance(error, Stopped):
-            loop.end_saves(release_folder=not is_rank)
+            loop.end_saves(process_continues=not is_rank)
         if is_rank:
             _exit_with_code(error, loop is not None and loop.has_stepped, progress)
         if isinstance(error, Stopped):

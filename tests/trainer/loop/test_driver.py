@@ -152,6 +152,6 @@ def test_step_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     loop = loop_of(tmp_path, calls, StopAt(), bad=4)
     with pytest.raises(NotFiniteError, match="step 4, saved -1"):
         loop.run()
-    loop.end_saves(release_folder=True)
+    loop.end_saves(process_continues=True)
     assert calls[-3:] == ["step 3", "step 4", "read 3"]
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))

@@ -115,6 +115,13 @@ def test_errors_during_run_are_named_and_saves_stay(home: Path) -> None:
     assert sorted(path.name for path in home.glob("runs/*/checkpoints/[0-9]*")) == ["2"]
     # This process lives on, and another run may use the folders.
     assert not list(home.rglob("jaxlaunch.owner.json"))
+    assert not list_open_files(home)
+
+
+def list_open_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that this process has open."""
+    targets = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [target for target in targets if target.is_relative_to(folder)]
 
 
 class Net(nnx.Module):
