@@ -162,12 +162,15 @@ def sample_digest(paths: Sequence[str]) -> str:
 
 
 def relative_names(paths: Sequence[str]) -> list[str]:
-    """Return the paths relative to their common folder, or to / for files mixed with objects."""
-    if len(paths) == 1:
-        root = os.path.dirname(paths[0])
-    else:
-        schemes = {path.partition("://")[0] if remote.is_remote(path) else "" for path in paths}
-        root = os.path.commonpath(paths) if len(schemes) == 1 else os.sep
+    """Return the paths relative to their common folder.
+
+    If files are mixed with objects of buckets, the names of files are relative to /, and those of
+    objects are their URLs.
+    """
+    schemes = {path.partition("://")[0] if remote.is_remote(path) else "" for path in paths}
+    if len(schemes) > 1:
+        return [path if remote.is_remote(path) else os.path.relpath(path, os.sep) for path in paths]
+    root = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
     return [os.path.relpath(path, root) for path in paths]
 
 

@@ -36,6 +36,22 @@ def test_unmatched_pattern_has_a_hint(pattern: str, hint: str) -> None:
         files.match_files(pattern)
 
 
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/data/a.txt"], ["a.txt"]),
+        (["/data/a.txt", "/data/b/c.txt"], ["a.txt", "b/c.txt"]),
+        (["gs://bucket/a.txt", "gs://bucket/b/c.txt"], ["a.txt", "b/c.txt"]),
+        (["/data/a.txt", "gs://bucket/b.txt"], ["data/a.txt", "gs://bucket/b.txt"]),
+    ],
+)
+def test_names_do_not_depend_on_the_working_directory(
+    paths: list[str], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert files.relative_names(paths) == names
+
+
 def test_digest_samples_names_sizes_and_content(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(bytes(2**20))
