@@ -116,6 +116,7 @@ def test_fails(number):
         (suite.MAX_AGAIN, 1, True, 0),
         (suite.MAX_AGAIN + 1, 1, False, 1),
         (suite.MAX_AGAIN, 1000, True, 1),
+        (1, 1000, True, 0),
     ],
 )
 def test_flaky_tests_are_named_and_fail_nothing(
