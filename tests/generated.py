@@ -6,6 +6,8 @@ the golden manifests. `make check` reports a page that is not current.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import tomllib
@@ -77,6 +79,13 @@ def installs(page: str) -> str:
     return command.sub(lambda match: f"pip install {match[1]}{NAME if ON_INDEX else '.'}", page)
 
 
+def output_schema(command: str, _: str) -> str:
+    """Return the schema of what a command prints with -o json."""
+    from jaxlaunch.launcher.cli.output_schemas import output_schema
+
+    return json.dumps(output_schema(command), indent=2) + "\n"
+
+
 def badge(name: str, value: str) -> str:
     """Return a picture of two words for README, as wide as they are."""
     left, right = (16 + round(6.6 * len(text)) for text in (name, value))
@@ -109,13 +118,20 @@ def badges() -> Mapping[str, str]:
 
 def files() -> Mapping[str, Callable[[str], str]]:
     """Return, by path, the function that makes a file from its current text."""
-    from jaxlaunch.launcher.cli import schema
+    from jaxlaunch.launcher.cli import output_schemas, schema
     from jaxlaunch.launcher.diagnose.explain import situations
     from tests import api, cli_page, platforms_page
     from tests.helm import install_policy, readme
     from tests.helm import schema as chart_schema
 
+    schemas = {
+        f"docs/schemas/v{output_schemas.VERSION}/{command}.json": functools.partial(
+            output_schema, command
+        )
+        for command in output_schemas.TYPES
+    }
     return {
+        **schemas,
         "README.md": installs,
         "docs/quickstart.md": installs,
         "docs/api.md": lambda _: api.make_page(),
@@ -147,6 +163,9 @@ def _golden() -> None:
 if __name__ == "__main__":
     for name, made in files().items():
         path = ROOT / name
+        # A new output of a command has no file yet.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
         path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, picture in badges().items():
         (ROOT / name).write_text(picture, encoding="utf-8")

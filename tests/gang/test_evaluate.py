@@ -14,6 +14,7 @@ from jaxlaunch.launcher.report import run_files
 from tests.gang.run_files import read_json_lines
 from tests.gang.runs import HERE, assert_success, digits_block, make_job, run_job
 from tests.launcher.invoke import CommandResult, launcher
+from tests.launcher.schemas import check_output
 
 pytestmark = pytest.mark.computes
 
@@ -95,7 +96,7 @@ def evaluate(
 
 
 def test_eval_command_reports_the_logged_metrics(run_folder: Path, evaluate: Any) -> None:
-    answer = json.loads(evaluate(str(run_folder), "--ema", "-o", "json").out)
+    answer = check_output("eval", evaluate(str(run_folder), "--ema", "-o", "json").out)
     assert (answer["step"], answer["examples"]) == (30, 72)
     assert answer["metrics"]["accuracy"] == read_evaluations(run_folder)[30]["accuracy"]
     text = evaluate(str(run_folder), "--data", "eval_examples=24")

@@ -104,6 +104,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "schema": {
         "launcher schema > job.schema.json": "for an editor",
         "launcher schema --markdown": "the page docs/job-yaml.md",
+        "launcher schema status > status.schema.json": "of launcher status -o json",
     },
     "status": {
         "launcher status digits": "state, step, loss, hosts",

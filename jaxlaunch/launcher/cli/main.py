@@ -67,7 +67,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Documentation": {
         "help": "Show a page of the documentation, list the pages, or search them.",
-        "schema": "Print the JSON schema of job.yaml.",
+        "schema": "Print the JSON schema of job.yaml, or of an output.",
     },
 }
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}

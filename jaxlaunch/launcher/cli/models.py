@@ -8,9 +8,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NotRequired
 
 import click
+from typing_extensions import TypedDict
 
 from jaxlaunch import atomic_file, contract, programs
 from jaxlaunch.launcher.cli import options, output
@@ -22,6 +23,17 @@ from jaxlaunch.launcher.wording import format_count
 MAX_CLASSES = 20
 # The largest number of confused pairs, and of worst examples, that are shown.
 MAX_EXAMPLES = 5
+
+
+class EvaluationOutput(TypedDict):
+    """The metrics of a checkpoint on held-out data."""
+
+    step: int
+    metrics: Mapping[str, float]
+    # The number of held-out examples.
+    examples: int
+    # The report of a classification: confusions, and metrics of each class.
+    classification: NotRequired[Mapping[str, Any]]
 
 
 @click.command("eval")
@@ -75,8 +87,13 @@ def eval_command(
             atomic_file.write_file(path, text.encode())
         except OSError as error:
             output.show_messages(f"{path} cannot be written: {error.strerror}")
-    result_keys = ["step", "metrics", "examples", *["classification"] * (classes is not None)]
-    data = {key: result[key] for key in result_keys}
+    data: EvaluationOutput = {
+        "step": result["step"],
+        "metrics": result["metrics"],
+        "examples": result["examples"],
+    }
+    if classes is not None:
+        data["classification"] = classes
     output.show_result(data, output_format, _describe_evaluation(result))
 
 

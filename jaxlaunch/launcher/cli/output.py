@@ -8,6 +8,7 @@ logs, the API server), so control characters are escaped. The colours of program
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -269,6 +270,18 @@ def terminal_width() -> int:
         return shutil.get_terminal_size().columns
 
 
+@dataclasses.dataclass
+class LogRow:
+    """A line of a log. The line of an agent has no rank."""
+
+    # The time as in RFC 3339, if it is known.
+    time: str | None
+    generation: int
+    host: int
+    rank: int | None
+    text: str
+
+
 class Printer:
     """Writes lines of selected ranks to stdout and lines of agents to stderr, or all as JSON."""
 
@@ -282,9 +295,8 @@ class Printer:
     def show_line(self, line: Line) -> None:
         """Write a line, unless its rank is not selected."""
         if self._as_json:
-            place = {"generation": line.generation, "host": line.host, "rank": line.rank}
-            row = {"time": line.at or None, **place, "text": line.text}
-            _write_line(_to_json(row, ensure_ascii=False))
+            row = LogRow(line.at or None, line.generation, line.host, line.rank, line.text)
+            _write_line(_to_json(vars(row), ensure_ascii=False))
         elif line.rank is None:
             _write_line(escape_controls(line.text), is_result=False)
         elif self._selection.matches_any_rank((line.rank,)):

@@ -12,20 +12,17 @@ import click
 
 from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.launcher.cli import options, output, screen_lines
-from jaxlaunch.launcher.cli.validate import describe_request, summarize_job
-from jaxlaunch.launcher.errors import JobFaultsError, UserError
+from jaxlaunch.launcher.cli.validate import describe_request
+from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.job.load import JobFile, JobSpec, override_argument
+from jaxlaunch.launcher.job.load import JobSpec, override_argument
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare, resolve
 from jaxlaunch.launcher.plan import estimate
-from jaxlaunch.launcher.plan.notes import list_notes
+from jaxlaunch.launcher.plan.job_plan import HOUR_S, JobPlan, fits_devices, plan_job
 from jaxlaunch.launcher.wording import format_count, format_size
-from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
+from jaxlaunch.trainer.spec import TrainSpec
 
-HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 # Exit code of a training that does not fit, which the user can change.
 EXIT_NO_FIT = 2
@@ -83,81 +80,21 @@ def plan_command(
     """
     cluster_defaults = defaults.load_defaults(defaults_file)
     file = jobs.read_job(job_file, overrides)
-    job = resolve(file.spec, cluster_defaults)
-    cluster_plan = _plan_cluster(job, file, cluster_defaults, for_cluster)
-    shapes = _trace_shapes(job.spec, file.folder, sharding=sharding, is_compiled=is_compiled)
-    plan: dict[str, Any] = {**summarize_job(job.spec), "memory": None}
-    if shapes is not None and job.spec.train is not None:
-        plan["memory"] = _plan_memory(job, job.spec.train, shapes, file.folder)
-        if is_compiled:
-            _add_rates(job.spec, job.spec.train, shapes["compiled"], price)
-    plan |= cluster_plan
-    lines = map(screen_lines.make_paragraph, _describe_plan(job.spec, plan))
-    output.show_result(plan, output_format, lines)
-    memory = plan["memory"]
-    if memory is None:
-        return 0
-    fits = memory["compiled"]["fits"] if "compiled" in memory else memory["fits"] is not False
-    return 0 if fits else EXIT_NO_FIT
-
-
-def _plan_cluster(
-    job: ResolvedJob, file: JobFile, cluster_defaults: ClusterDefaults, is_required: bool
-) -> dict[str, Any]:
-    """Return the job's requests to a cluster, or notes on why a cluster could not run it."""
-    try:
-        jobset = prepare(file, cluster_defaults).manifests[0]
-    except UserError as error:
-        if is_required:
-            raise
-        faults = error.faults if isinstance(error, JobFaultsError) else (error,)
-        notes = [f"on a cluster: {' '.join(str(fault).split())}" for fault in faults]
-        return {"cluster": None, "pod_security": None, "ingress": None, "notes": notes}
-    return {
-        "cluster": estimate.cluster_requests(job, jobset),
-        "pod_security": estimate.security_level(jobset),
-        "ingress": estimate.describe_ingress(job),
-        "notes": list(list_notes(job)),
-    }
-
-
-def _trace_shapes(
-    job: JobSpec, job_folder: Path, *, sharding: bool, is_compiled: bool
-) -> dict[str, Any] | None:
-    """Return the traced shapes, or None for a command or if the trainer is not installed."""
-    if job.train is None or not trainer_process.is_installed():
-        if sharding or is_compiled:
-            if job.train is None:
-                raise UserError("--sharding and --compile: a command's arrays are its own.")
-            trainer_process.require_trainer("--sharding and --compile")
-        return None
-    show = None
-    if is_compiled:
-        show = output.show_messages
-        devices = format_count(job.devices, "device")
-        show(f"compiling for {devices} of {job.accelerator.type}")
-    return estimate.trace_shapes(
-        job, job.train, job_folder, sharding=sharding, compiled=is_compiled, show=show
+    plan = plan_job(
+        file,
+        cluster_defaults,
+        requires_cluster=for_cluster,
+        lists_sharding=sharding,
+        is_compiled=is_compiled,
+        price=price,
+        show=output.show_messages,
     )
+    lines = map(screen_lines.make_paragraph, _describe_plan(file.spec, plan))
+    output.show_result(plan, output_format, lines)
+    return 0 if fits_devices(plan) else EXIT_NO_FIT
 
 
-def _plan_memory(
-    job: ResolvedJob, train: TrainSpec, shapes: Data, job_folder: Path
-) -> dict[str, Any]:
-    verdict = estimate.judge_memory(job.spec, train, shapes, job.nodes.labels)
-    room = estimate.checkpoint_room(job, job_folder)
-    checkpoints = estimate.checkpoint_sizes(train, room.folder, shapes)
-    return {
-        **shapes,
-        "together": list(estimate.peak_bytes(shapes)),
-        "fits": verdict.fits,
-        "says": verdict.text,
-        "hint": verdict.hint,
-        "checkpoints": checkpoints | {"room": room.bytes, "room_says": room.text},
-    }
-
-
-def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
+def _describe_plan(job: JobSpec, plan: JobPlan) -> Iterator[str]:
     yield from describe_request(job)
     if job.train is not None and plan["memory"] is not None:
         yield from _describe_memory(job, job.train, plan["memory"])
@@ -167,10 +104,11 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
     if (cluster := plan["cluster"]) is not None:
         in_queue = f" through queue {cluster['queue']}" if cluster["queue"] else ""
         yield f"cluster: {format_count(cluster['pods'], 'pod')} on {cluster['platform']}{in_queue}"
-        for key, label in (("per_pod", "each      "), ("together", "together  ")):
-            amounts = ", ".join(f"{name} {amount}" for name, amount in cluster[key].items())
+        requests = {"each      ": cluster["per_pod"], "together  ": cluster["together"]}
+        for label, quantities in requests.items():
+            amounts = ", ".join(f"{name} {amount}" for name, amount in quantities.items())
             yield f"  {label}{amounts or 'nothing in particular'}"
-        security = plan["pod_security"]
+    if (security := plan["pod_security"]) is not None:
         reasons = f", for {'; '.join(security['because'])}" if security["because"] else ""
         yield f"pod security: {security['level']}{reasons}"
         yield f"ingress: {plan['ingress']}"
@@ -233,31 +171,6 @@ def _size_range(bounds: Sequence[int]) -> str:
 
 
 # --- results of --compile -------------------------------------------------------------------------
-
-
-def _add_rates(
-    job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None
-) -> None:
-    """Add throughput, MFU, time to the end and cost, computed from the modelled step time.
-
-    `price` is the price of one chip or GPU per hour.
-    """
-    if (modelled := compiled.get("modelled")) is None:
-        return
-    low, high = modelled["seconds"]
-    modelled["examples_per_second"] = [train.batch / high, train.batch / low]
-    if isinstance(train.model, Decoder | GPT2):
-        tokens = train.batch * train.model.length
-        modelled["tokens_per_second"] = [tokens / high, tokens / low]
-    peak = ACCELERATORS[job.accelerator.type].peak_flops
-    if peak is not None and compiled["model_flops"]:
-        ideal_s = compiled["model_flops"] / job.devices / peak
-        modelled["mfu"] = [ideal_s / high, ideal_s / low]
-    if train.epochs is None:
-        times_s = modelled["seconds_to_end"] = [low * train.steps, high * train.steps]
-        if price is not None:
-            hourly_price = price * job.host_count * job.accelerator.per_host
-            modelled["price"] = [time_s / HOUR_S * hourly_price for time_s in times_s]
 
 
 def _describe_compiled(compiled: Data) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`launcher schema`: the keys of job.yaml as a JSON schema, or as a page of tables."""
+"""`launcher schema`: the keys of job.yaml and the outputs of commands as JSON schemas or a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from jaxlaunch.launcher.cli import output
-from jaxlaunch.launcher.errors import KeyPath
+from jaxlaunch.launcher.errors import KeyPath, UserError
 from jaxlaunch.launcher.job.introspection import (
     Type,
     block_fields,
@@ -47,16 +47,26 @@ the [quickstart](quickstart.md), [your own script](your-script.md) and
 
 
 @click.command("schema")
+@click.argument("command", required=False, metavar="[COMMAND]")
 @click.option(
     "--markdown", is_flag=True, help="Print the reference page instead: every key with its meaning."
 )
-def schema_command(markdown: bool) -> None:
-    """Print the JSON schema of job.yaml.
+def schema_command(command: str | None, markdown: bool) -> None:
+    """Print the JSON schema of job.yaml, or of an output.
 
     Editors use it to complete and check keys: put `# yaml-language-server: $schema=FILE` at the top
-    of a job.
+    of a job. With COMMAND, it is the schema of what that command prints with -o json: doctor, eval,
+    explain, list, logs, plan, status or validate. Within a version, fields are only added.
     """
-    if markdown:
+    if command is not None:
+        # Imported here, because editors ask for the schema of job.yaml at each start.
+        from jaxlaunch.launcher.cli import output_schemas
+
+        if command not in output_schemas.TYPES:
+            names = ", ".join(output_schemas.TYPES)
+            raise UserError(f"There is no schema of the output of {command}.", f"one of {names}.")
+        output.show_data(output_schemas.output_schema(command), "json")
+    elif markdown:
         output.show_lines(job_page().removesuffix("\n"))
     else:
         output.show_data(json_schema(), "json")

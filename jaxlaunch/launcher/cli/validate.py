@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
 from pathlib import Path
-from typing import Any
 
 import click
 
-from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.job.request import list_smaller_gangs, summarize_job
 from jaxlaunch.launcher.local import job_notes
 from jaxlaunch.launcher.wording import format_count
-from jaxlaunch.trainer.spec import TrainSpec, format_axes
+from jaxlaunch.trainer.spec import format_axes
 
 STARTERS = Path(__file__).parent / "starters"
 KINDS = ("classify", "lm", "own", "command")
@@ -92,47 +90,6 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], output_format: 
     output.show_result(summarize_job(job), output_format, lines)
 
 
-def summarize_job(job: JobSpec) -> dict[str, Any]:
-    """Return the request of a job as plain data."""
-    summary: dict[str, Any] = {
-        "name": job.name,
-        "slices": job.slices,
-        "hosts": job.hosts,
-        "devices": job.devices,
-        "processes": job.processes,
-        "devices_per_process": job.devices_per_process,
-        "accelerator": job.accelerator.type,
-    }
-    if job.spares or job.is_elastic:
-        summary["spares"] = job.spares
-        summary["fewer_hosts"] = _list_smaller_gangs(job)
-    if job.train is not None:
-        layout = _batch_layout(job.train, job.devices)
-        summary |= {"mesh": layout.pop("mesh"), "batch": job.train.batch, **layout}
-    return summary
-
-
-def _batch_layout(train: TrainSpec, devices: int) -> dict[str, Any]:
-    mesh = train.mesh.resolve(devices)
-    parts = math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate
-    sizes = dict(zip(MESH_AXES, mesh, strict=True))
-    per_device = train.batch // parts
-    return {"mesh": sizes, "accumulate": train.accumulate, "batch_per_device": per_device}
-
-
-def _list_smaller_gangs(job: JobSpec) -> list[dict[str, Any]]:
-    """Return the devices, mesh and batch of the job on each smaller number of hosts.
-
-    If the task determines the batch, only the devices are known.
-    """
-    rows = []
-    for hosts in reversed([hosts for hosts in job.trainable_host_counts if hosts < job.hosts]):
-        devices, train = hosts * job.accelerator.devices_per_host, job.train_on_hosts(hosts)
-        layout = {} if train is None else _batch_layout(train, devices)
-        rows.append({"hosts": hosts, "devices": devices, **layout})
-    return rows
-
-
 def describe_request(job: JobSpec) -> list[str]:
     """Return lines about the request of a job."""
     summary = summarize_job(job)
@@ -160,7 +117,7 @@ def _describe_lost_host(job: JobSpec) -> list[str]:
     spare = f"{format_count(job.spares, 'spare')} {verb} its ranks, and " if job.spares else ""
     first = f"a lost host: {spare}its pod alone is made again"
     rows = []
-    for row in _list_smaller_gangs(job):
+    for row in list_smaller_gangs(job):
         text = f"  {format_count(row['hosts'], 'host')}: "
         if "mesh" in row:
             text += f"{format_axes(row['mesh'])}, {row['batch_per_device']} per device, "

@@ -16,6 +16,8 @@ from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from jaxlaunch import contract
 from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.launcher.agent.host.environment import (
@@ -317,7 +319,26 @@ def _local_room(folder: str, base: Path) -> Room:
 # --- the cluster ----------------------------------------------------------------------------------
 
 
-def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
+class ClusterRequests(TypedDict):
+    """The requests of a job to a cluster."""
+
+    platform: str
+    # The LocalQueue of Kueue.
+    queue: str | None
+    pods: int
+    # Quantities by resource, of each pod and of all pods together.
+    per_pod: Mapping[str, str]
+    together: Mapping[str, str]
+
+
+class PodSecurity(TypedDict):
+    """The strictest Pod Security level that admits the pods, and why none stricter does."""
+
+    level: str
+    because: list[str]
+
+
+def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> ClusterRequests:
     """Return the job's requests to the cluster: platform, queue, pods and resources."""
 
     def format_requests(requests: Mapping[str, Decimal]) -> dict[str, str]:
@@ -332,7 +353,7 @@ def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def security_level(jobset: Mapping[str, Any]) -> dict[str, Any]:
+def security_level(jobset: Mapping[str, Any]) -> PodSecurity:
     """Return the strictest Pod Security level that admits the pods, and why none stricter does."""
     template = pod_template(jobset)
     level = pod_rules.strictest_level(template)

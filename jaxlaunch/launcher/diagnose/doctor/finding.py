@@ -10,7 +10,9 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, cast
+
+from typing_extensions import TypedDict
 
 from jaxlaunch.launcher.diagnose.text import Renderer, Text
 from jaxlaunch.launcher.kubernetes import kinds, labels
@@ -27,6 +29,17 @@ Obj = dict[str, Any]
 USER_EXIT_CODE, ADMIN_EXIT_CODE = 2, 3
 # Beginning of a remedy that only an administrator can carry out.
 ASK_ADMIN = "ask the cluster administrator to"
+
+
+class FindingTexts(TypedDict):
+    """A finding as JSON. Only a failure has the field `whose`."""
+
+    check: str
+    level: Level
+    what: str
+    why: NotRequired[str]
+    fix: NotRequired[str]
+    whose: NotRequired[Whose]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +86,13 @@ class Finding:
             else ""
         )
 
-    def to_json(self) -> dict[str, str]:
-        """Return the texts as JSON. Only a failure has the field `whose`."""
+    def to_json(self) -> FindingTexts:
+        """Return the texts as JSON."""
         texts = {"what": self.summary_text, "why": self.reason_text, "fix": self.remedy_text}
         if self.level == "fail":
             texts["whose"] = self.whose
         texts = {name: text for name, text in texts.items() if text}
-        return {"check": self.check, "level": self.level, **texts}
+        return cast(FindingTexts, {"check": self.check, "level": self.level, **texts})
 
 
 Findings = Iterator[Finding]
