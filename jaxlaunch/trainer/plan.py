@@ -42,6 +42,7 @@ from jaxlaunch.trainer.spec import (
     model_sizes,
 )
 from jaxlaunch.trainer.start.process import print_result, read_spec
+from jaxlaunch.trainer.step.executable import check_jit
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
@@ -74,6 +75,8 @@ def main() -> int:
         accelerator = Accelerator(options.platform, capability)
 
     def make_plan() -> dict[str, Any]:
+        # A run would end with this error, so a plan of it would mislead.
+        check_jit()
         spec, task = read_job()
         plan = Plan(spec, task, accelerator).to_dict(sharding=options.sharding)
         if options.compile is not None:

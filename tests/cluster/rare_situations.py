@@ -736,7 +736,8 @@ RARE: Mapping[str, Situation] = {
     # the end
     "by-hand": Situation("is stopped", change=suspend),
     "forgotten": Situation(
-        "job forgotten not found .*: it completed at ", {"command": ["true"], "ttl": "1s"}
+        "job forgotten not found .*: a job of this name completed at ",
+        {"command": ["true"], "ttl": "1s"},
     ),
     "stuck-pod": Situation(
         f"not found in .*: it is deleted, and finalizer {HOLD} has kept pod stuck-pod-w-0-0-",

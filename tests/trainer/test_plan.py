@@ -167,6 +167,15 @@ def test_wrong_spec_and_missing_data_have_exit_codes() -> None:
     assert "devices, there are 8" in wrong.stderr and wrong.stdout == ""
 
 
+def test_plan_without_jit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan"])
+    with jax.disable_jit():
+        assert plan.main() == BAD_SPEC
+    assert "JAX_DISABLE_JIT is set" in capsys.readouterr().err
+
+
 def test_epochs_of_absent_data_are_planned() -> None:
     schedule = {"name": "wsd", "warmup": 100, "decay": 900}
     options = child(

@@ -182,7 +182,6 @@ def list_command(
     context: str | None,
     location: str | None,
     output_format: str | None,
-    is_watching: bool,
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
@@ -191,23 +190,6 @@ def list_command(
     its runs in each state; -o json and -o yaml have its runs one by one. With -n, -A, --context or
     --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
     """
-
-    def show() -> None:
-        _list_jobs(folder, namespace, all_namespaces, context, location, output_format)
-
-    if is_watching:
-        output.repeat_output(show)
-    show()
-
-
-def _list_jobs(
-    folder: Path,
-    namespace: str | None,
-    all_namespaces: bool,
-    context: str | None,
-    location: str | None,
-    output_format: str | None,
-) -> None:
     sweep_folder = run_folders.find_sweep(str(folder))
     sweep = None if sweep_folder is None else SweepTable(sweep_folder)
     ranking = None if sweep is None else _find_ranking(sweep)

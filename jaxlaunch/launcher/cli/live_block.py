@@ -153,7 +153,7 @@ class LiveBlock:
 
 def _fit_bar(text: str) -> int:
     """Return the columns of a bar next to a text, in the width of the terminal."""
-    room = output.terminal_width() - 1 - len(text)
+    room = output.status_width() - len(text)
     return max(_MIN_BAR_CHARS, min(_MAX_BAR_CHARS, room))
 
 

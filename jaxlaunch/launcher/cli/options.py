@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxlaunch import programs
+from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import UserError
 
 if TYPE_CHECKING:
@@ -233,10 +235,24 @@ def screen_output_option(text: str, *other_formats: str) -> Decorator:
     return click.option("-o", "--output", "output_format", type=kind, help=text)
 
 
-# The option --watch, as `is_watching`.
-watch_option = click.option(
-    "-w", "--watch", "is_watching", is_flag=True, help="Show it again every 5 seconds until Ctrl-C."
-)
+def watch_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --watch, which runs a command again and again."""
+
+    @functools.wraps(command)
+    def run_command(*, is_watching: bool, **arguments: Any) -> None:
+        if is_watching:
+            output.repeat_output(lambda: command(**arguments))
+        command(**arguments)
+
+    return click.option(
+        "-w",
+        "--watch",
+        "is_watching",
+        is_flag=True,
+        help="Show it again every 5 seconds until Ctrl-C.",
+    )(run_command)
+
+
 # The option --from-volume, as `is_from_volume`.
 from_volume_option = click.option(
     "--from-volume",

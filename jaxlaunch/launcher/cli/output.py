@@ -240,7 +240,7 @@ def show_status(*lines: str) -> None:
     Paragraphs have as many rows as they need; other lines are cut.
     """
     global _status, _coloured_status
-    width, has_colours = max(1, terminal_width() - 1), _has_colours(sys.stderr)
+    width, has_colours = status_width(), _has_colours(sys.stderr)
     plain_rows, rows = list[str](), list[str]()
     for line in lines:
         plain = screen_lines.render_line(line, width, has_colours=False)
@@ -260,6 +260,11 @@ def _erase_status() -> str:
     width = max(1, terminal_width())
     rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
     return _ERASE_LINE + (rows - 1) * _ERASE_LINE_ABOVE
+
+
+def status_width() -> int:
+    """Return the columns of a row of the status. The last column of the terminal stays free."""
+    return max(1, terminal_width() - 1)
 
 
 def terminal_width() -> int:

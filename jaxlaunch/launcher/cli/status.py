@@ -49,30 +49,12 @@ def status_command(
     location: str | None,
     is_from_volume: bool,
     output_format: str | None,
-    is_watching: bool,
 ) -> None:
     """Show the state of job JOB_NAME, or of a run here.
 
     The job's result comes first if there is one. Give a run by its name below runs/, or by its
     folder.
     """
-
-    def show() -> None:
-        _show_status(name, namespace, context, location, is_from_volume, output_format)
-
-    if is_watching:
-        output.repeat_output(show)
-    show()
-
-
-def _show_status(
-    name: str,
-    namespace: str | None,
-    context: str | None,
-    location: str | None,
-    is_from_volume: bool,
-    output_format: str | None,
-) -> None:
     view = find_view(name, namespace, context, location or ("cluster" if is_from_volume else None))
     if is_from_volume and isinstance(view, ClusterView) and view.cluster is not None:
         from jaxlaunch.launcher.cli.logs import read_volume_summary

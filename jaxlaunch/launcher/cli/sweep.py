@@ -14,6 +14,7 @@ import click
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.screen_lines import Paragraph, make_paragraph, render_line
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
@@ -219,10 +220,16 @@ def _parse_rungs(text: str) -> list[float]:
 
 
 def _show_progress(lines: Sequence[str]) -> None:
-    """Show the runs that train as status lines, in at most half of the terminal."""
-    max_lines = max(1, shutil.get_terminal_size().lines // 2)
-    hidden = len(lines) - max_lines
-    output.show_status(*lines[:max_lines], *([f"and {hidden} more"] if hidden > 0 else ()))
+    """Show the runs that train as paragraphs, in at most half of the rows of the terminal."""
+    max_rows, width = max(1, shutil.get_terminal_size().lines // 2), output.status_width()
+    paragraphs, row_count = list[Paragraph](), 0
+    for paragraph in map(make_paragraph, lines):
+        row_count += len(render_line(paragraph, width, has_colours=False))
+        if row_count > max_rows and paragraphs:
+            break
+        paragraphs.append(paragraph)
+    hidden = len(lines) - len(paragraphs)
+    output.show_status(*paragraphs, *([f"and {hidden} more"] if hidden > 0 else ()))
 
 
 def _show_runs(table: SweepTable, members: Sequence[Member]) -> None:

@@ -412,6 +412,17 @@ def _environment_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
 
 
+@_register_check(("train",))
+def _jit_faults(job: JobSpec) -> Iterator[Fault]:
+    """Refuse a variable with which the trainer would end, on a cluster after it was scheduled."""
+    value = job.env.get("JAX_DISABLE_JIT", "")
+    # The values that JAX reads as true.
+    if job.train is not None and value.lower() in ("y", "yes", "t", "true", "on", "1"):
+        message = f"env.JAX_DISABLE_JIT is {value}, and train: runs only compiled steps."
+        hint = "leave it out; jax.debug.print shows the values of a compiled step."
+        yield Fault(("env", "JAX_DISABLE_JIT"), message, hint)
+
+
 @_register_check()
 def _size_faults(job: JobSpec) -> Iterator[Fault]:
     for name, value in job.env.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch.launcher.cli import output, sweep
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.sweep import runner
 from jaxlaunch.launcher.sweep.table import SweepTable
@@ -66,6 +67,25 @@ def test_sweep_is_refused_before_anything_is_created(
     assert result.code == 2
     assert message in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_progress_of_a_narrow_terminal_is_wrapped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that do not fit in half of the terminal's rows are counted."""
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setenv("LINES", "8")
+    lines = [f"digits-sweep-{number:03}: 120/600, loss 0.25" for number in range(3)]
+    sweep._show_progress(lines)
+    shown = capsys.readouterr().err
+    output.show_status()
+    assert shown.removeprefix("\r\x1b[2K").splitlines() == [
+        "digits-sweep-000:",
+        "  120/600, loss 0.25",
+        "digits-sweep-001:",
+        "  120/600, loss 0.25",
+        "and 1 more",
+    ]
 
 
 def test_program_of_unknown_length_needs_rungs_in_steps(call: Call, tmp_path: Path) -> None:

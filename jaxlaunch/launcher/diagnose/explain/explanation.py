@@ -220,13 +220,14 @@ def _explain_unknown_job(job: NoSuchJob) -> Answer:
     )
     if (stuck_object := termination.first_stuck_object(job.leftovers, job.now)) is not None:
         headline += Text(": it is deleted, and {what}", what=stuck_object.description)
-    elif completion is not None:
-        template = ": it completed at {at}, and was deleted since (by its ttl, or by hand)"
-        headline += Text(template, at=completion["last"])
     elif remaining_pods:
         # The garbage collector deletes pods after their JobSet.
         template = ": it was deleted, and {pods:pod} still {pods:terminates|terminate}"
         headline += Text(template, pods=len(remaining_pods))
+    elif completion is not None:
+        # A later job of the same name may have been deleted before it completed.
+        template = ": a job of this name completed at {at}, and was deleted since, by its ttl or "
+        headline += Text(f"{template}by hand", at=completion["last"])
     return Answer("unknown", headline, evidence, step)
 
 

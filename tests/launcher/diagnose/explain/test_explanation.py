@@ -2274,8 +2274,12 @@ def test_deleted_job_is_explained_by_events_and_leftovers() -> None:
         [trim_event(jobset_event("AllJobsCompleted", "jobset completed", last=ago(minutes=5)))]
     )
     assert explain_job(NoSuchJob("team", "lm", tuple(events), now=objects.NOW)).headline == (
-        f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted "
-        "since (by its ttl, or by hand)"
+        f"job lm not found in namespace team: a job of this name completed at {ago(minutes=5)}, "
+        "and was deleted since, by its ttl or by hand"
+    )
+    later_pod = NoSuchJob("team", "lm", tuple(events), leftovers=(("pod", pod(0)),))
+    assert explain_job(later_pod).headline == (
+        "job lm not found in namespace team: it was deleted, and 1 pod still terminates"
     )
     metadata = {
         **pod(0)["metadata"],
