@@ -579,7 +579,7 @@ PROMETHEUS: tuple[Metric, ...] = (
     _agent_gauge(
         "jaxlaunch_build_info",
         "",
-        "The value is always 1; the labels name what runs.",
+        "The value is always 1; the labels are the versions.",
         "version",
         "python",
     ),

@@ -14,12 +14,12 @@ import jaxlaunch
 _INTRODUCTION = """\
 # Python API
 
-`import jaxlaunch` gives programs, tasks and models of yours the names on this page, and imports
-nothing else before one is used. They are typed (`py.typed`). Any module below `jaxlaunch` is
+`import jaxlaunch` provides the names on this page to your programs, tasks and models, and imports
+nothing else until one of them is used. They are typed (`py.typed`). Any module below `jaxlaunch` is
 private: it may change in any version ([upgrades](upgrades.md)). `report` needs the standard library
 alone, `UserError` the package, the others the extra `[train]`. Shapes are in brackets: B rows of a
-batch, L tokens, V classes or the vocabulary, N rows of any number. Docstrings and signatures are
-where this page is from: `python -m tests.api` prints it.
+batch, L tokens, V classes or the vocabulary, N rows of any number. This page is
+made from docstrings and signatures: `python -m tests.api` prints it.
 """
 GROUPS = {
     "In any program": (

@@ -23,7 +23,7 @@ If the nodes of your cluster have other labels, set them under `nodes` and `capa
 [defaults](kubernetes.md).
 
 **Nothing on this page has been tried on these clouds**: a real API server with the webhooks of
-JobSet and Kueue accepts what is rendered, but that it runs there rests on the sources alone. A
+JobSet and Kueue accepts what is rendered, but only the sources say that it runs there. A
 label with several values becomes an affinity; a job of several hosts must choose one value with
 `node_selector`, because its hosts would otherwise differ in memory or network.
 
@@ -72,7 +72,7 @@ of one JAX device. The peak is that of dense bf16, on which MFU is based; a type
 devices may have several peaks.
 
 `gpu` is an NVIDIA GPU of any name, and `amdgpu` an AMD GPU of any name: the job requests
-`nvidia.com/gpu` or `amd.com/gpu`, and `node_selector` chooses the nodes. Nothing else is known of
+`nvidia.com/gpu` or `amd.com/gpu`, and `node_selector` chooses the nodes. Nothing else is known about
 them, so there is no MFU, and memory is planned only with `accelerator.memory`, such as `24Gi`.
 
 `accelerator.resource` requests another resource of a device plugin:
@@ -80,7 +80,7 @@ them, so there is no MFU, and memory is planned only with `accelerator.memory`, 
 RESOURCES
 
 A `plugin` runs your own programs (`command:`) with an image of your own; `JAX_PLATFORMS` is left to
-the image, nothing is known of the devices, and none of these has been tried. The sources of this
+the image, nothing is known about the devices, and none of these has been tried. The sources of this
 table and of the names of other clouds that `validate` translates (`v5litepod-16`, `p5.48xlarge`,
 `Standard_ND96isr_H100_v5`) are in `launcher/platforms/names.py`.
 

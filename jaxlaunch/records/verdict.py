@@ -524,7 +524,7 @@ CATALOG: dict[str, str] = {
     "hang_ended": "; {ended} had finished. A program that works on after its last step first calls "
     'jaxlaunch.report(phase="done")',
     "hang_nccl": "; NCCL: {faults}",
-    "stands_still": "rank {rank} makes no progress{place}: its process stands still, and its peers "
+    "stands_still": "rank {rank} makes no progress{place}: its process does not run, and its peers "
     "gave up: {cause}",
     # A host.
     "host_with_rank": "host {host} (rank {first})",

@@ -221,7 +221,7 @@ def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTimeCompi
 def _open_source(spec: TrainSpec, task: Task) -> Source:
     source = checked_source(spec, task.source(spec, "train"))
     if source is None:
-        raise SpecError(f"{spec.task} has no training data")
+        raise SpecError(f"{spec.task}: source returned None for the split train; return its data")
     return source
 
 

@@ -399,7 +399,7 @@ def _open_sources(spec: TrainSpec, task: Task) -> tuple[DataSource, DataSource |
     with user_code.append_place(type(task).source):
         train_set, eval_set = (checked_source(spec, source) for source in task_sources)
     if train_set is None:
-        raise SpecError(f"{spec.task} has no training data")
+        raise SpecError(f"{spec.task}: source returned None for the split train; return its data")
     sources = {"train": train_set} | ({} if eval_set is None else {"eval": eval_set})
     # The fingerprint of a user's own source may differ between hosts.
     built_in = {split: source for split, source in sources.items() if not source.is_user_defined}

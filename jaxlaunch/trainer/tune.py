@@ -177,9 +177,7 @@ def _step_seconds(compiled: dict[str, Any]) -> float:
     if "measured" in compiled:
         return float(compiled["measured"])
     if (seconds := _modelled_seconds(compiled)) is None:
-        raise SpecError(
-            "the compiler cannot print its program, so nothing tells how long a step takes"
-        )
+        raise SpecError("the compiler cannot print its program, so the time of a step is unknown")
     return seconds
 
 

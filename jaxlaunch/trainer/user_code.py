@@ -34,7 +34,7 @@ def load_object(path: str) -> Any:
         raise SpecError(
             f"{path}: importing {module_name} ended the process, by {error!r} in "
             f"{error_place(error) or module_name}; "
-            "what a script does belongs below `if __name__ == '__main__':`"
+            "move the statements of the script below `if __name__ == '__main__':`"
         ) from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

@@ -51,7 +51,7 @@ def find_faults(task: str, model: Any, data: Any, *subjects: str) -> list[str]:
             {**TABLE, "label": "diagnosis", "columns": ["agee"]},
             "has no column 'agee' (did you mean 'age'?)",
         ),
-        ("classify", MLP, TABLE, "has no column that is known for the label; set data.label"),
+        ("classify", MLP, TABLE, "has no column with a usual name of a label; set data.label"),
         ("classify", MLP, {**TABLE, "path": "b.csv"}, "data.path 'b.csv' matches no file"),
         (
             "classify",

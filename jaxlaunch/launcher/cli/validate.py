@@ -115,7 +115,7 @@ def _describe_lost_host(job: JobSpec) -> list[str]:
         return [f"a lost host: all pods are replaced{reason}"]
     verb = "takes" if job.spares == 1 else "take"
     spare = f"{format_count(job.spares, 'spare')} {verb} its ranks, and " if job.spares else ""
-    first = f"a lost host: {spare}its pod alone is made again"
+    first = f"a lost host: {spare}only its pod is created again"
     rows = []
     for row in list_smaller_gangs(job):
         text = f"  {format_count(row['hosts'], 'host')}: "

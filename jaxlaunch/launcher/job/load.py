@@ -220,10 +220,10 @@ def _program_faults(data: Any) -> Iterator[Fault]:
     programs = [key for key in ("command", "train") if data.get(key) is not None]
     if len(programs) == 2:
         hint = "keep train for the built-in trainer, command for any other."
-        yield Fault(("train",), "command and train are both given.", hint)
+        yield Fault(("train",), "command and train are both set.", hint)
     elif not programs:
         hint = "train: {task: classify}, or command: [python, train.py]"
-        yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
+        yield Fault((), "neither train nor command is set: there is nothing to run.", hint)
 
 
 # Keys whose values, or all of whose values if none are listed, are not supported yet.

@@ -52,7 +52,7 @@ def find_step(
         with _storage_errors(f"step {candidate} of {path}"):
             return StoredStep(step_folder, candidate)
     listed = "; ".join(f"step {damaged_step}: {reason}" for damaged_step, reason in damages.items())
-    raise CheckpointError(f"no valid checkpoint in {path}: {listed}")
+    raise CheckpointError(f"no valid checkpoint in {path}: {listed}; restore a step from a copy")
 
 
 def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
@@ -153,7 +153,8 @@ def recorded_model(step: StoredStep) -> Any:
     """Return the model that a step records. Raises CheckpointError if it records no model."""
     if "model" not in step.meta:
         raise CheckpointError(
-            f"step {step.step} does not record its model; steps that this version saves do"
+            f"step {step.step} does not record its model, because an older version saved it; "
+            "resume the run, and use a step that it then saves"
         )
     return pydantic.TypeAdapter(Model).validate_python(step.meta["model"])
 

@@ -39,7 +39,7 @@ class HarnessModel:
         super().__init__()
         if loaded.tokenizer is None:
             raise SpecError(
-                "the evaluation harness asks in text, and the model has no tokenizer here"
+                "the evaluation harness sends texts, so it needs a model with a tokenizer"
             )
         self._loaded, self._batch, self._seed = loaded, batch, seed
         self._tokenizer = loaded.tokenizer

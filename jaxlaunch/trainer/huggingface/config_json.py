@@ -296,7 +296,7 @@ def _parse_renamed_keys(family: Family, config: Config) -> dict[str, Any]:
     sizes = [theirs for theirs, ours in family.keys.items() if ours in REQUIRED_SIZES]
     needed = [key for key in sizes if key not in family.defaults]
     if missing := [key for key in needed if values[key] is None]:
-        raise SpecError(f"it does not say {', '.join(missing)}")
+        raise SpecError(f"it lacks {', '.join(missing)}")
     for key in needed:
         _parse_count(key, values[key])
     for theirs, ours in family.keys.items():
@@ -309,8 +309,8 @@ def _parse_decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
     activation = str(_config_value(family, config, family.activation))
     if activation not in ACTIVATIONS:
         raise SpecError(
-            f"{family.activation} is {activation}: of activations {', '.join(ACTIVATIONS)} are "
-            "supported"
+            f"{family.activation} is {activation}; supported activations are "
+            f"{', '.join(ACTIVATIONS)}"
         )
     keys = {**_parse_renamed_keys(family, config), **family.fixed}
     keys |= {"family": name, "activation": ACTIVATIONS[activation]}
@@ -389,7 +389,7 @@ def _parse_rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict
     if any({**keys, **other_keys}.get(key) != value for key, value in keys_5.items()):
         raise SpecError(
             f"rope_parameters is {json.dumps(config['rope_parameters'])}, and rope_theta and "
-            "rope_scaling say otherwise; keep those that the weights were trained with"
+            "rope_scaling differ from it; keep the values that the weights were trained with"
         )
     return keys_5
 

@@ -157,7 +157,7 @@ def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
             values = preprocessor[theirs]
             pixels[ours] = [*map(float, values if isinstance(values, list) else [values])]
             if not pixels[ours] or not all(map(math.isfinite, pixels[ours])):
-                raise ValueError(f"{values} is not a number for each channel")
+                raise ValueError(f"{values} is not a list with one number for each channel")
         if factor <= 0 or min(pixels["pixel_std"]) <= 0:
             raise ValueError("its rescale_factor and image_std must be above 0")
     except (ValueError, TypeError) as error:

@@ -134,8 +134,8 @@ class TensorFiles:
         paths = [root / name for name in sorted(set(shards.values()))]
         if missing := [path.name for path in paths if not path.exists()]:
             raise SpecError(
-                f"{self._key} = {self._folder} is incomplete: {index.name} lists "
-                f"{', '.join(missing[:3])}, which is not there; copy the missing files"
+                f"{self._key} = {self._folder} is incomplete: the folder lacks "
+                f"{', '.join(missing[:3])} of {index.name}; copy the missing files"
             )
         return [str(path) for path in paths]
 

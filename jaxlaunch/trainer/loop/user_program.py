@@ -166,7 +166,7 @@ class ProgramState:
         flat = jax.tree_util.tree_flatten_with_path(tree)[0]
         if not flat:
             kind = user_code.describe_type(tree)
-            raise SpecError(f"{self.name} gives {kind} without an array; {STATE_HINT}")
+            raise SpecError(f"{self.name} returns {kind} without an array; {STATE_HINT}")
         leaves: dict[str, jax.ShapeDtypeStruct] = {}
         for path, leaf in flat:
             name = _leaf_name(path)
@@ -175,8 +175,8 @@ class ProgramState:
                 raise SpecError(f"{self.name}: {name} is {kind}, not an array; {STATE_HINT}")
             if name in leaves:
                 raise SpecError(
-                    f"{self.name}: two arrays of the state have the name {name}; rename a key of "
-                    "theirs"
+                    f"{self.name}: two arrays of the state have the name {name}; rename one of "
+                    "their keys"
                 )
             dtype = leaf.dtype if _is_key(leaf) else jnp.result_type(leaf)
             leaves[name] = jax.ShapeDtypeStruct(np.shape(leaf), dtype)

@@ -119,14 +119,15 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     except Exception as error:
         # User code may raise anything.
         raise SpecError(
-            f"{path}: the schedule failed for a step under jit: {first_line(error)}"
+            f"{path}: the schedule failed when JAX traced it: {first_line(error)}; use jax.numpy, "
+            "and no Python `if` on the step"
         ) from error
     is_array = isinstance(shape, jax.ShapeDtypeStruct)
     if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):
         description = user_code.describe_kind(shape)
         if is_array:
             description = f"an array of shape {list(shape.shape)}"
-        raise SpecError(f"{path}: the schedule gives {description} for a step, not a number")
+        raise SpecError(f"{path}: the schedule returns {description} for a step, not a number")
 
     def learning_rate(step: Any) -> jax.Array:
         with jax.numpy_dtype_promotion("standard"):

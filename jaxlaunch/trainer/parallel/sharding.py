@@ -68,7 +68,8 @@ def state_sharding(
     axes = axes or ()
     if len(axes) > len(shape):
         raise SpecError(
-            f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}"
+            f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}; name "
+            "at most one for each dimension"
         )
     logical_axes = ("layers" if axes else None,) * (len(shape) - len(axes)) + axes
     mesh_axes = [_mesh_axes(name, axis, mesh) for axis in logical_axes]
@@ -76,8 +77,8 @@ def state_sharding(
     used = [mesh_axis for entry in entries for mesh_axis in entry]
     if repeated := sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1}):
         raise SpecError(
-            f"{name}: axes {logical_axes} translate to {tuple(entries)}: two dimensions share "
-            f"{', '.join(repeated)}"
+            f"{name}: axes {logical_axes} are split over {tuple(entries)}: two dimensions share "
+            f"{', '.join(repeated)}; give one of them another axis, or None"
         )
     for size, axis, entry in zip(shape, logical_axes, entries, strict=True):
         if size % (parts := _count_parts(entry, mesh)):

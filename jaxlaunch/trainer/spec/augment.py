@@ -170,7 +170,7 @@ class Augment(Block):
                 problem = "the first number is larger than the second; write the smaller number"
                 raise ValueError(f"{key} = {pair}: {problem} first")
         if self.crop is not None and self.shift:
-            raise ValueError(f"crop and shift = {self.shift} are both given; keep one")
+            raise ValueError(f"crop and shift = {self.shift} are both set; keep one")
         return self
 
 

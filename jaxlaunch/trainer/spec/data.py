@@ -429,7 +429,7 @@ _Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
 
 def _check_evaluation(data: Any) -> None:
     if data.eval_path is not None and data.eval_split:
-        raise ValueError("eval_path and eval_split are both given; keep one")
+        raise ValueError("eval_path and eval_split are both set; keep one")
     if data.group is not None and not data.eval_split:
         raise ValueError("group applies to eval_split; set it, or leave group out")
 

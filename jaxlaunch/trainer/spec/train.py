@@ -448,7 +448,7 @@ class Loss(Block):
     def _check_target(self) -> Loss:
         if self.focal and self.smoothing and self.target == "class":
             settings = f"focal = {self.focal:g} and smoothing = {self.smoothing:g}"
-            raise ValueError(f"{settings} are both given; keep one")
+            raise ValueError(f"{settings} are both set; keep one")
         if self.target == "multi_label" and self.z:
             raise ValueError("z applies to a softmax, and target: multi_label has none")
         for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix"):
@@ -621,7 +621,7 @@ class TrainSpec(Block):
         if task in (LM, CLASSIFY) and loss.dpo != Dpo():
             raise ValueError(f"dpo applies to preferences, which the task {DPO} trains on")
         if task == CLASSIFY and loss.chunks != "auto":
-            raise ValueError("chunks apply to tokens, not to images")
+            raise ValueError("chunks apply to tokens, not to images; leave it out")
         model = info.data.get("model")
         sizes = Sizes() if model is None else model_sizes(model)
         classes, length = sizes.classes, sizes.length
@@ -658,7 +658,7 @@ class TrainSpec(Block):
     @classmethod
     def _check_epochs(cls, epochs: int | None, info: Any) -> int | None:
         if epochs is not None and info.data.get("steps") is not None:
-            raise ValueError("steps and epochs are both given; keep one")
+            raise ValueError("steps and epochs are both set; keep one")
         return epochs
 
     @field_validator("optimizer")

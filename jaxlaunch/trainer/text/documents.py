@@ -117,10 +117,12 @@ def check_compression(path: str) -> None:
     """Raise DataError if the name of a file implies unsupported compression."""
     uncompressed = _uncompressed_name(path)
     if _is_compressed(uncompressed):
-        raise DataError(f"{path} is packed twice by its name; unpack it once, to {uncompressed}")
+        raise DataError(
+            f"{path} is compressed twice, by its name; decompress it once, to {uncompressed}"
+        )
     if (ending := os.path.splitext(uncompressed)[1].lower()) in ARCHIVES:
         hint = "unpack it, or pack its text or JSON lines as .gz or .zst"
-        raise DataError(f"{path}: {ending} is not read; {hint}")
+        raise DataError(f"{path}: {ending} is not supported; {hint}")
     if uncompressed != path and file_kind(path) in ("parquet", "arrow"):
         problem = "only text and JSON lines are read as .gz or .zst"
         raise DataError(f"{path}: {problem}; unpack it to {uncompressed}")

@@ -222,7 +222,9 @@ def _render_messages(
     if system is not None:
         role, content = _role_and_content((prompt_messages or answers[0])[:1])
         if role == SYSTEM and content != system:
-            raise UnfitRowError(f"its {SYSTEM!r} differs from its first message, which is one too")
+            raise UnfitRowError(
+                f"its {SYSTEM!r} differs from its first message, a system message; keep one of them"
+            )
         if role != SYSTEM:
             prompt_messages = [{"role": SYSTEM, "content": system}, *prompt_messages]
             skipped += 1

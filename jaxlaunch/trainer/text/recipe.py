@@ -113,9 +113,9 @@ def make_recipe(
     for key, name in (("field", data.field), ("group", data.group)):
         if name is not None and all(documents.file_kind(path) == "text" for path in paths):
             raise DataError(
-                f"{paths[0]} is plain text, by its name, which has no field {name!r}; JSON lines "
-                f"(.jsonl), Parquet and Arrow have. Leave data.{key} out to read the whole file as "
-                "text"
+                f"{paths[0]} is plain text, by its name, and has no field {name!r}, unlike JSON "
+                f"lines (.jsonl), Parquet and Arrow. Leave data.{key} out to read the whole file "
+                "as text"
             )
     return Recipe(
         paths=tuple(paths),

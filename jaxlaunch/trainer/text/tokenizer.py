@@ -201,7 +201,9 @@ class HuggingFaceTokenizer:
         if not isinstance(token, str):
             raise SpecError(f"{prefix} is {json.dumps(value)[:80]}, not a text")
         if token not in self._ids:
-            raise SpecError(f"{prefix} {token!r} is not in its {MAIN}")
+            raise SpecError(
+                f"{prefix} {token!r} is not in its {MAIN}; use the files of one tokenizer"
+            )
         return self._ids[token]
 
     def _starts_with_bos(self) -> bool:

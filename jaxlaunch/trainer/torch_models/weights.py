@@ -142,7 +142,10 @@ def check_shape(
 ) -> None:
     """Raise SpecError unless a tensor has the shape of its parameter."""
     if tuple(shape) != tuple(expected):
-        raise SpecError(f"{folder}: {source} is {[*shape]}, config.json makes {name} {[*expected]}")
+        raise SpecError(
+            f"{folder}: {source} has the shape {[*shape]}, and {name} of its config.json "
+            f"{[*expected]}; use the weights and the config.json of one model"
+        )
 
 
 def read_tensor(files: TensorFiles, source: str, target: jax.ShapeDtypeStruct, dtype: Any) -> Array:

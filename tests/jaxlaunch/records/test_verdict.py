@@ -189,7 +189,7 @@ CASES: list[tuple[int, Failure, str]] = [
     (
         82,
         Failure(FailureKind.HANG, rank=0, hang=HangFacts(), cause=RAISED),
-        "rank 0 makes no progress: its process stands still, and its peers gave up: "
+        "rank 0 makes no progress: its process does not run, and its peers gave up: "
         "rank 1 raised in data at step 20: ValueError: boom",
     ),
     (

@@ -66,12 +66,12 @@ def test_request_describes_fewer_hosts() -> None:
 
     mesh = TRAIN | {"mesh": {"dp": -1}}
     assert lost_host_lines(train=mesh, spares=2) == [
-        "a lost host: 2 spares take its ranks, and its pod alone is made again; after "
+        "a lost host: 2 spares take its ranks, and only its pod is created again; after "
         "timeouts.replace it continues with fewer:",
         "  3 hosts: dp 3 × fsdp 1 × mp 1, 4 per device, accumulate 2",
         "  2 hosts: dp 2 × fsdp 1 × mp 1, 6 per device, accumulate 2",
     ]
-    assert lost_host_lines(hosts=3) == ["a lost host: its pod alone is made again"]
+    assert lost_host_lines(hosts=3) == ["a lost host: only its pod is created again"]
     assert lost_host_lines(hosts=3, restarts={"crash": 0}) == ["a lost host: all pods are replaced"]
     slices = lost_host_lines(
         hosts=4, accelerator={"type": "v5e", "topology": "4x4"}, train=None, command=["true"]

@@ -66,7 +66,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a bomb of aliases": (
         b"a0: &a0 [x, x]\n"
         + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 2_000)),
-        "job.yaml: neither train nor command is given",
+        "job.yaml: neither train nor command is set",
     ),
     "a cycle": (
         b"a: &a [*a]\n" + HEAD.encode(),

@@ -144,7 +144,7 @@ def test_keys_are_translated(config_keys: dict[str, Any], attributes: dict[str, 
             "num_local_experts is 8, and num_experts, another name of it, is 4; keep the one",
         ),
         ({"transformers_weights": "b.safetensors"}, "names another file of weights"),
-        ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
+        ({"hidden_act": "relu2"}, "hidden_act is relu2; supported activations are silu, gelu"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
             "rope_type is dynamic: of rotary scalings default",
@@ -326,19 +326,19 @@ SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": Tru
 @pytest.mark.parametrize(
     ("case", "config_keys", "message"),
     [
-        ("llama_tiny", {"num_hidden_layers": ...}, "it does not say num_hidden_layers"),
+        ("llama_tiny", {"num_hidden_layers": ...}, "it lacks num_hidden_layers"),
         (
             "llama_tiny",
             {"num_attention_heads": ..., "vocab_size": None},
-            "not say num_attention_heads, vocab_size",
+            "it lacks num_attention_heads, vocab_size",
         ),
         (
             "llama_tiny",
             {"hidden_size": ..., "intermediate_size": ...},
-            "it does not say hidden_size, intermediate_size",
+            "it lacks hidden_size, intermediate_size",
         ),
-        ("gpt2_tiny", {"n_layer": ..., "n_embd": ...}, "it does not say n_layer, n_embd"),
-        ("vit_tiny", {"hidden_size": ...}, "it does not say hidden_size"),
+        ("gpt2_tiny", {"n_layer": ..., "n_embd": ...}, "it lacks n_layer, n_embd"),
+        ("vit_tiny", {"hidden_size": ...}, "it lacks hidden_size"),
         (
             "llama_tiny",
             {"num_hidden_layers": "2"},

@@ -471,7 +471,7 @@ MISSING = {
     ),
     "index with a missing shard": Folder(
         lambda: {name: content for name, content in shards(weights()).items() if name != SECOND},
-        f"lists {SECOND}, which is not there",
+        f"the folder lacks {SECOND} of ",
     ),
     "index that is torn": Folder(
         lambda: shards(weights()) | {INDEX: b'{"weight_map": '}, "cannot be read"

@@ -99,7 +99,7 @@ CALLS: list[tuple[str, Any, str]] = [
     ("mesh", {"dp": 3}, "asks for 3 devices, there are 8"),
     ("evaluate", 3, "not a function of the state that returns a dict of numbers"),
     ("state", STATE, "name is a str, not an array; a state is a"),
-    ("state", {}, "gives a dict without an array; a state is a pytree of arrays"),
+    ("state", {}, "returns a dict without an array; a state is a pytree of arrays"),
     ("state", lambda: {"n": "x"}, " <lambda>: n is a str, not an array"),
     ("sharding", {r"v\..*": ("mp",)}, "matches no parameter. There are: n, w"),
     ("step", one_value, "one_value: it returned a dict; return (state, metrics)"),

@@ -131,7 +131,7 @@ def test_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        ({"focal": 2.0, "smoothing": 0.1}, "focal = 2 and smoothing = 0.1 are both given"),
+        ({"focal": 2.0, "smoothing": 0.1}, "focal = 2 and smoothing = 0.1 are both set"),
         (
             {"target": "regression", "mixup": 0.2},
             "mixup applies to classes, and target is regression",

@@ -91,10 +91,10 @@ def test_folder_gives_files_of_one_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.txt.bz2", ".bz2 is not read; unpack it"),
-        ("a.jsonl.XZ", ".xz is not read"),
-        ("a.tar.gz", ".tar is not read"),
-        ("a.zip", ".zip is not read"),
+        ("a.txt.bz2", ".bz2 is not supported; unpack it"),
+        ("a.jsonl.XZ", ".xz is not supported"),
+        ("a.tar.gz", ".tar is not supported"),
+        ("a.zip", ".zip is not supported"),
         (
             "a.parquet.gz",
             "only text and JSON lines are read as .gz or .zst; unpack it to .*/a.parquet$",

@@ -397,7 +397,7 @@ FILES = [
     ),
     raw("gz that is none", "a.jsonl.gz is truncated or damaged", rows(GOOD), "a.jsonl.gz"),
     only("truncated zst", "a.jsonl.zst is truncated or damaged", {"a.jsonl.zst": zstd}),
-    raw("packed twice", "is packed twice by its name", gzip.compress(b"{}"), "a.jsonl.gz.gz"),
+    raw("packed twice", "is compressed twice, by its name", gzip.compress(b"{}"), "a.jsonl.gz.gz"),
     raw("field of plain text", "which has no field 'text'", b"id,text", "a.csv", field="text"),
     key(
         "nothing to evaluate on",
@@ -416,7 +416,7 @@ FILES = [
         damaged("a.arrow", 600, 900),
     ),
     only("messages that are not UTF-8", "a.parquet is damaged", NOT_UTF8, **CHAT),
-    raw("bz2", ".bz2 is not read; unpack it", b"BZh9", "a.jsonl.bz2"),
+    raw("bz2", ".bz2 is not supported; unpack it", b"BZh9", "a.jsonl.bz2"),
     raw("packed Parquet", "only text and JSON lines are read as .gz", b"PAR1", "a.parquet.gz"),
     raw("no Parquet", "is not a Parquet file, or is truncated", b"PAR1 no", "a.parquet"),
     raw("empty Parquet", "is empty: it has no rows", b"", "a.parquet"),

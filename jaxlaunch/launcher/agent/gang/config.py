@@ -311,7 +311,7 @@ def _read_handshake_key(environ: Mapping[str, str]) -> bytes:
         fault = f"cannot be read: {error.strerror}"
         raise ConfigError(f"{contract.GANG_SECRET} = {path!r} {fault}") from None
     if len(secret) < MIN_SECRET_BYTES:
-        fault = f"holds {len(secret)} bytes, not at least {MIN_SECRET_BYTES}"
+        fault = f"holds {len(secret)} bytes, and needs at least {MIN_SECRET_BYTES}"
         raise ConfigError(f"{contract.GANG_SECRET} = {path!r} {fault}")
     return secret + _read_uid(environ).encode()
 

@@ -259,7 +259,10 @@ def choose_free_port() -> int:
             except OSError:
                 continue
             return port
-    raise OSError(f"no free port between {PORT_RANGE.start} and {PORT_RANGE.stop}")
+    raise OSError(
+        f"no port between {PORT_RANGE.start} and {PORT_RANGE.stop} is free; end programs that "
+        "listen on them"
+    )
 
 
 def bracket_ipv6(host: str) -> str:

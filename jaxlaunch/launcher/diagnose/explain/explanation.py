@@ -317,8 +317,8 @@ def _list_unknowns(snapshot: Snapshot) -> Iterator[Text | str]:
         yield Text("earlier attempts are not known: {why}", why=reason)
     elif snapshot.is_job_recreated and not hosts.has_run_folder(snapshot.jobset):
         template = (
-            "attempts before {at} are not known: its Job was deleted then and made again, and the "
-            "job keeps nothing outside of its pods"
+            "attempts before {at} are not known: its Job was deleted then and created again, and "
+            "the job keeps nothing outside of its pods"
         )
         created = (job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs)
         yield Text(template, at=max(created))

@@ -123,7 +123,7 @@ def explain_disruption(snapshot: Snapshot) -> Answer | None:
     template = "; it restarts, which does not count against the restart limits"
     if snapshot.replaces_pods:
         template = (
-            "; {hosts:that pod is|those pods are} made again, which does not count against the "
+            "; {hosts:that pod is|those pods are} created again, which does not count toward the "
             "restart limits"
         )
     return Answer("disrupted", headline + Text(template, hosts=group), evidence, step)
@@ -401,7 +401,7 @@ def _explain_new_leader(snapshot: Snapshot) -> Answer | None:
     if age_s > _REJOIN_S or len(present_hosts) < len(joining) or not are_running:
         return None
     headline = Text(
-        "starts again: host 0 was made again, and {joining} {numbers:is|are} joining it",
+        "starts again: host 0 was created again, and {joining} {numbers:is|are} joining it",
         joining=render_numbers(joining),
         numbers=joining,
     )

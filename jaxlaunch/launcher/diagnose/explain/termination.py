@@ -291,7 +291,7 @@ def advise_waiting_for_collection(pod: str) -> NextStep:
     """
     return advise_wait(
         "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist "
-        "within about a minute, and they are made again on other nodes; sooner: {delete}",
+        "within about a minute, and they are created again on other nodes; sooner: {delete}",
         delete=kubectl_command("delete", "pod", pod, "--force"),
     )
 

@@ -140,7 +140,9 @@ def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
             name, label = row.get(columns[0]), row.get(columns[1])
             location = f"{printable_path(path)}, row {number}"
             if not isinstance(name, str) or not name:
-                raise DataError(f"{location}: its {columns[0]!r} names no file")
+                raise DataError(
+                    f"{location}: its {columns[0]!r} is {name!r}, not the path of an image"
+                )
             if label is None or label == "" or not isinstance(label, str | int):
                 raise DataError(f"{location}: its {columns[1]!r} is not a label, but {label!r}")
             image, label = join_path(os.path.dirname(path), name), parse_label(label)
@@ -224,7 +226,7 @@ def _read_json(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{location}: it is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise DataError(f"{location}: it is not an object with fields by name")
+                raise DataError(f"{location}: it is not a JSON object with an image and its label")
             yield number, row
 
 
@@ -239,7 +241,7 @@ def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
             raise DataError(f"{printable_path(path)} has two columns {duplicate!r}; rename one")
         for number, values in enumerate(reader, 1):
             if values and len(values) != len(header):
-                counts = f"{len(values)} values, and the header has {len(header)}"
+                counts = f"{len(values)} values, and the header has {len(header)}; correct the row"
                 raise DataError(f"{printable_path(path)}, row {number}: {counts}")
             if values:
                 yield number, dict(zip(header, values, strict=True))

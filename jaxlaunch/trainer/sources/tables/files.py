@@ -432,7 +432,7 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
             continue
         if delimiter == ",":
             hint = "write numbers with a point, or columns with semicolons"
-            fault = f"where the comma may stand before decimals or thousands; {hint}"
+            fault = f"whose comma may separate decimals or thousands; {hint}"
             raise _value_error(path, name, column, has_comma, fault)
         numbers = compute.replace_substring_regex(column, DECIMAL_COMMA_PATTERN, r"\1.\2")
         table = table.set_column(column_index, name, numbers)

@@ -187,7 +187,7 @@ class TableEncoder:
         usual_labels = [name for name in build.LABEL_NAMES if name in columns][:1]
         self.label = usual_labels if data.label is None else as_list(data.label)
         if not self.label:
-            problem = "has no column that is known for the label; set data.label"
+            problem = "has no column with a usual name of a label; set data.label"
             raise DataError(f"{table.name} {problem}; it has {list_names([*table.values])}")
         # A group, such as a patient, is not a feature.
         others = [name for name in columns if name and name not in (*self.label, data.group)]
@@ -308,7 +308,11 @@ class TableEncoder:
                     raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
             return number_labels([str(value) for value in texts], self._classes, location)
         if numbers.shape[1] > 1:
-            raise DataError(f"{table.name}: {label} is {numbers.shape[1]} numbers; a class is one")
+            count = numbers.shape[1]
+            raise DataError(
+                f"{table.name}: {label} has {count} numbers in a row, and a class is one number; "
+                "set data.label to another column"
+            )
         number_N = numbers[:, 0]
         # NaN and infinity are not whole numbers either.
         is_whole_N = (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)

@@ -43,7 +43,7 @@ def test_handshake_key_consists_of_secret_and_uid(tmp_path: Path) -> None:
         ),
         (
             {contract.GANG_SECRET: "/dev/null"},
-            "JAXLAUNCH_GANG_SECRET = '/dev/null' holds 0 bytes, not at least 16",
+            "JAXLAUNCH_GANG_SECRET = '/dev/null' holds 0 bytes, and needs at least 16",
         ),
     ],
 )

@@ -509,9 +509,9 @@ def test_stalled_rank_is_the_cause_of_failing_peers(given_up: Event) -> None:
     verdict = decide(state, 12.2, heard)
     assert (verdict.code, verdict.rank, verdict.host, verdict.step) == (82, 0, 0, 20)
     assert verdict.message.startswith(
-        "rank 0 makes no progress in save at step 20: its process stands still"
+        "rank 0 makes no progress in save at step 20: its process does not run"
     )
-    shows("its process stands still, and its peers gave up", verdict.message)
+    shows("its process does not run, and its peers gave up", verdict.message)
 
 
 def test_failed_connection_is_believed_once_all_peers_wrote_stacks() -> None:

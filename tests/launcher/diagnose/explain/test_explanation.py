@@ -2256,7 +2256,7 @@ def test_attempts_before_a_deleted_job_are_said_to_be_unknown() -> None:
     made_again = job_object()
     made_again["metadata"]["creationTimestamp"] = ago(minutes=1)
     facts = explain_job(snapshot(jobset(1), pod(0), jobs=(made_again,))).facts
-    assert any("its Job was deleted then and made again" in fact for fact in facts), facts
+    assert any("its Job was deleted then and created again" in fact for fact in facts), facts
     kept = jobset(1, volumes=[{"claim": "data", "path": "/data"}])
     for job, jobs in ((kept, (made_again,)), (jobset(1), (job_object(),))):
         assert not explain_job(snapshot(job, pod(0), jobs=jobs)).facts

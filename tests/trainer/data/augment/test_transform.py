@@ -189,7 +189,7 @@ def test_grey_images_stay_grey() -> None:
     ("keys", "message"),
     [
         ({"crop": [0.9, 0.1]}, "the first number is larger than the second"),
-        ({"preset": "cifar", "crop": [0.5, 1.0]}, "crop and shift = 4 are both given"),
+        ({"preset": "cifar", "crop": [0.5, 1.0]}, "crop and shift = 4 are both set"),
         ({"preset": "imagenet"}, "preset"),
     ],
 )

@@ -276,7 +276,7 @@ def write_rows(rows: str):
         ),
         (
             lambda root: (root / "a.csv").write_text("path,label\n,0\n"),
-            "row 1: its 'path' names no file",
+            "row 1: its 'path' is '', not the path of an image",
         ),
         (lambda root: (root / "a.csv").write_text("x,label\na,0\n"), "no column of the image"),
         (lambda root: (root / "a.csv").write_text(""), "has no rows"),

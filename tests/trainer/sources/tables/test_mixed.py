@@ -148,7 +148,7 @@ def test_regression_labels_share_one_unit(root: Path) -> None:
         (
             "size,kind\n1,u\n",
             {},
-            r"parts\.theirs: .*theirs\.csv has no column that is known for the label",
+            r"parts\.theirs: .*theirs\.csv has no column with a usual name of a label",
         ),
         (
             "size,kind,label\n1,u,p\n2,v,s\n",
