@@ -72,8 +72,9 @@ of one JAX device. The peak is that of dense bf16, on which MFU is based; a type
 devices may have several peaks.
 
 `gpu` is an NVIDIA GPU of any name, and `amdgpu` an AMD GPU of any name: the job requests
-`nvidia.com/gpu` or `amd.com/gpu`, and `node_selector` chooses the nodes. Nothing else is known about
-them, so there is no MFU, and memory is planned only with `accelerator.memory`, such as `24Gi`.
+`nvidia.com/gpu` or `amd.com/gpu`, and `node_selector` chooses the nodes. Nothing else is known
+about them, so there is no MFU, and memory is planned only with `accelerator.memory`, such as
+`24Gi`.
 
 `accelerator.resource` requests another resource of a device plugin:
 
