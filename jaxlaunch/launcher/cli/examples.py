@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "delete": {
         "launcher delete digits": "asks first if it has not ended",
         "launcher delete digits -n team-a --yes": "for scripts",
+        "launcher delete runs/digits": "a run of this machine, with its checkpoints",
     },
     "doctor": {
         "launcher doctor": "can this cluster run jobs?",

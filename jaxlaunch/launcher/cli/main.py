@@ -47,7 +47,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "render": "Print JOB_FILE as Kubernetes manifests.",
         "submit": "Submit JOB_FILE to a cluster.",
         "stop": "Stop job JOB_NAME, or a run here, after it has saved.",
-        "delete": "Delete job JOB_NAME.",
+        "delete": "Delete job JOB_NAME, or a run here with its folder.",
     },
     "See what it does": {
         "list": "List the runs here, and the jobs that launcher submitted.",
@@ -95,7 +95,7 @@ class Commands(click.Group):
             # Imported here, because --help must not wait for it.
             from jaxlaunch.launcher.cli import habits
 
-            args = habits.translate_words(args)
+            args = habits.translate_words(args, COMMANDS)
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -77,12 +77,13 @@ def _combine(*decorators: Decorator) -> Decorator:
 
 
 # Interpreters and launchers of programs, which users type where a job file belongs.
+PROGRAM_SUFFIXES = (".py", ".sh")
 PROGRAMS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun", "bash", "sh")
 
 
 def check_job_file(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
     """Return the path. Raises UserError for a program in the place of a job file."""
-    if file is not None and (file.suffix == ".py" or str(file) in PROGRAMS):
+    if file is not None and (file.suffix in PROGRAM_SUFFIXES or str(file) in PROGRAMS):
         # Imported here, because it is needed only for the error.
         from jaxlaunch.launcher.cli import habits
 
@@ -102,6 +103,8 @@ job_arguments = _combine(
 )
 
 
+# What kubectl and others write between a verb and a name.
+RESOURCES = ("job", "jobs", "jobset", "jobsets", "run", "runs", "workload", "workloads")
 # Prefixes of names in the output of kubectl and of this command.
 _KIND_PREFIXES = ("job/", "jobset/", "jobset.jobset.x-k8s.io/")
 
@@ -126,13 +129,19 @@ def _resolve_name(context: click.Context, name: str) -> str:
 def _resolve_names(
     context: click.Context, _: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    return tuple(_resolve_name(context, name) for name in names)
+    return tuple(_resolve_name(context, name) for name in _drop_resource(names))
+
+
+def _drop_resource(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names without a first word such as `job`, as in `delete job digits`."""
+    return names[1:] if len(names) > 1 and names[0] in RESOURCES else names
 
 
 def _resolve_single_name(
     context: click.Context, _: click.Parameter, names: tuple[str, ...]
 ) -> str | None:
     """Return the only name. Raises UsageError, with a command for each, if there are several."""
+    names = _drop_resource(names)
     if len(names) > 1:
         commands = (shlex.join(["launcher", context.info_name or "", name]) for name in names)
         listed = ", ".join(f"`{command}`" for command in commands)

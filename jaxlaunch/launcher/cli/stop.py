@@ -1,14 +1,16 @@
-"""`launcher stop` and `delete`: end a job or a run after it has saved, or delete a job."""
+"""`launcher stop` and `delete`: end a job or a run after it has saved, or delete it."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 
@@ -23,8 +25,8 @@ from jaxlaunch.launcher.kubernetes.objects import Obj, terminal_state
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.sweep.table import LOCK, SweepTable
-from jaxlaunch.launcher.wording import format_duration
-from jaxlaunch.runs.layout import find_holder
+from jaxlaunch.launcher.wording import format_duration, os_error_reason
+from jaxlaunch.runs import layout
 
 # How long stop and delete wait after the grace period.
 _STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0
@@ -161,7 +163,7 @@ def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> i
     if (target := sweep.settings.get("cluster")) is not None:
         cluster = Cluster.connect(target["context"], output.show_messages)
         return _stop_jobs(sweep, cluster, target["namespace"] or cluster.namespace)
-    leader = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
+    leader = Run(name, sweep.folder, None, layout.find_holder(sweep.folder, LOCK))
     active_runs = [run for run in run_folders.list_runs(sweep.folder) if run.holder is not None]
     if leader.holder is not None:
         run_folders.stop_run(leader, LOCK)
@@ -198,13 +200,17 @@ def _stop_jobs(sweep: SweepTable, cluster: Cluster, namespace: str) -> int:
     return 0
 
 
-def _has_job(name: str) -> bool:
-    """Return whether the context's namespace has a job with the name of a run here."""
-    if os.sep in name:
-        return False
+def _has_job(name: str) -> bool | None:
+    """Return whether the context's namespace has a job with a name, or None if there is no cluster.
+
+    A cluster that does not answer counts as one without the job.
+    """
     try:
         cluster = Cluster.connect(None)
-        cluster.limit_call_time(job_view.NAME_CHECK_TIMEOUT_S)
+    except ClusterError:
+        return None
+    cluster.limit_call_time(job_view.NAME_CHECK_TIMEOUT_S)
+    try:
         return cluster.get(JOBSETS, name) is not None
     except ClusterError:
         return False
@@ -221,16 +227,20 @@ def _is_known_to_be_stopped(cluster: Cluster, jobset: Obj) -> bool:
 @options.names_argument
 @options.cluster_options()
 @click.option(
-    "-y", "--yes", is_flag=True, help="Do not ask before deleting a job that has not ended."
+    "-y",
+    "--yes",
+    is_flag=True,
+    help="Do not ask before deleting a job that has not ended, or a run of this machine.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
 def delete_command(
     names: tuple[str, ...], namespace: str | None, context: str | None, yes: bool, no_wait: bool
 ) -> int:
-    """Delete job JOB_NAME.
+    """Delete job JOB_NAME, or a run here with its folder.
 
-    Its processes save first. What they wrote to volumes and buckets is not deleted. A run on this
-    machine is a folder, which `rm -r` deletes. Several names are deleted one after the other.
+    The processes of a job save first. What they wrote to volumes and buckets is not deleted. A run
+    below runs/ is deleted with its checkpoints and logs, after a question, and never while it runs.
+    Several names are deleted one after the other.
     """
 
     def delete(name: str) -> int:
@@ -245,22 +255,58 @@ def _delete_by_name(
     folder = None
     if namespace is None and context is None:
         folder = run_folders.find_run(name) or run_folders.find_sweep(name)
-    if folder is not None and not _has_job(name):
-        path = os.path.relpath(folder)
-        message = f"{name} is a run on this machine, and delete is for jobs of a cluster."
-        hint = f"`rm -r {shlex.quote(path)}` deletes its folder, with its checkpoints"
-        if find_holder(folder) is not None or find_holder(folder, LOCK) is not None:
-            hint += f"; it is still running: `launcher stop {shlex.quote(name)}` first"
-        raise UserError(message, f"{hint}.")
+    if folder is not None:
+        has_job = False if os.sep in name else _has_job(name)
+        if not has_job:
+            # A script that deletes a job twice must not delete a run the second time.
+            is_ambiguous = has_job is False and os.sep not in name
+            return _delete_folder(folder, yes=yes, is_ambiguous=is_ambiguous)
     cluster = Cluster.connect(context, output.show_messages)
     jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
     if not yes and terminal_state(jobset) is None and not _is_known_to_be_stopped(cluster, jobset):
-        if not sys.stdin.isatty():
-            message = f"Job {name} has not ended, and stdin is not a terminal."
-            raise UserError(message, "add --yes to delete it.")
-        click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)
+        _confirm_deletion(f"Job {name} has not ended")
     output.show_lines(*dependents.delete_job(cluster, jobset))
     limit_s = lifecycle.grace_period_s(jobset) + _DELETE_MARGIN_S
     if no_wait or dependents.wait_until_gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
     return _show_timeout(jobset["metadata"]["namespace"], name, limit_s)
+
+
+def _confirm_deletion(fact: str) -> None:
+    """Ask whether to delete what a clause describes. Raises UserError where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise UserError(f"{fact}, and stdin is not a terminal.", "add --yes to delete it.")
+    click.confirm(f"{fact}. Delete it?", abort=True, err=True)
+
+
+def _delete_folder(folder: Path, *, yes: bool, is_ambiguous: bool) -> int:
+    """Delete the folder of a run or of a sweep on this machine, and return the exit code."""
+    path, name = shlex.quote(os.path.relpath(folder)), shlex.quote(folder.name)
+    is_sweep = layout.is_sweep(folder)
+    kind = "sweep" if is_sweep else "run"
+    if run_folders.RUNS_FOLDER.resolve() not in folder.resolve().parents:
+        # A folder that --run-dir named may hold other files, such as those of a project.
+        message = f"{folder} is a {kind} outside of {run_folders.RUNS_FOLDER}/."
+        raise UserError(message, f"`rm -r {path}` deletes the folder, with everything in it.")
+    if is_sweep and SweepTable(folder).settings.get("cluster") is not None:
+        hint = f"`launcher delete` takes their names, which `launcher list {name}` shows; `rm -r "
+        message = f"The runs of sweep {folder.name} are jobs on a cluster."
+        raise UserError(message, f"{hint}{path}` deletes its table.")
+    folders = [folder, *(run.folder for run in run_folders.list_runs(folder))]
+    is_running = layout.find_holder(folder, LOCK) is not None if is_sweep else False
+    if is_running or any(layout.find_holder(run) is not None for run in folders):
+        message = f"{kind.capitalize()} {folder.name} is running."
+        raise UserError(message, f"`launcher stop {name}` first.")
+    if yes and is_ambiguous:
+        message = f"{folder.name} is a {kind} on this machine, and no job was found on the cluster."
+        raise UserError(message, f"`launcher delete {path} --yes` deletes the {kind}.")
+    if not yes:
+        _confirm_deletion(f"{path} is a {kind} on this machine, with its checkpoints and logs")
+    try:
+        # A run that starts meanwhile would lose its files.
+        with run_folders.hold_lock(folder, LOCK if is_sweep else layout.LOCK):
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be deleted: {os_error_reason(error)}.") from None
+    output.show_lines(f"{kind}/{folder.name} deleted")
+    return 0

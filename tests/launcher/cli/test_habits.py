@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from jaxlaunch.launcher.cli import habits
+from jaxlaunch.launcher.cli import foreign_words, habits
 from jaxlaunch.launcher.cli.main import COMMANDS
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from tests.launcher.invoke import Launcher
@@ -26,7 +26,7 @@ LISTED, STATUS, EXPLAINED, LOGGED = (
     "digits is done",
     "a line of it",
 )
-STOP, DELETE = "`launcher stop digits` saves and ends it", "`rm -r runs/digits`"
+STOP, DELETE = "`launcher stop digits` saves and ends it", "`launcher delete digits` deletes a job"
 SUBMIT, RUN = "`launcher submit digits.yaml` runs it on", "`launcher run digits.yaml` trains"
 RESUME, PROGRAM = "`launcher submit digits.yaml`, or", "`command: [python, train.py]`"
 
@@ -49,16 +49,33 @@ HABITS = {
     "apply -f digits.yaml": SUBMIT,
     "create -f digits.yaml": SUBMIT,
     "create digits.yaml": SUBMIT,
-    "delete digits": "`rm -r runs/digits` deletes its folder",
-    "delete runs/digits": "`rm -r runs/digits` deletes its folder",
+    "delete digits": "stdin is not a terminal.\n  hint: add --yes",
+    "delete job digits": "stdin is not a terminal.\n  hint: add --yes",
+    "delete runs/digits --yes": "run/digits deleted",
+    "delete jobset/digits --yes": "run/digits deleted",
     "delete -f digits.yaml": "takes the name of the job",
     "delete digits.yaml": "`launcher delete digits`",
     "delete --all": "xargs launcher delete",
     "delete -l app=x": "xargs launcher delete",
     "delete digits --force": "`launcher delete digits --yes`",
-    "delete nothing digits": "`rm -r runs/digits` deletes its folder",
+    "delete nothing digits --yes": "run/digits deleted",
     "exec -it digits -- bash": "kubectl exec -it POD",
-    "cp digits:/checkpoints .": "`kubectl cp POD:PATH PATH`",
+    "cp digits:/checkpoints .": "`launcher status digits -o wide` names the pods",
+    "kubectl get pods": "kubectl exec -it POD",
+    "kubectl get jobs": LISTED,
+    "kubectl logs digits": "leave the word out: `launcher logs digits`",
+    "kubectl": "type it without `launcher`",
+    "logs job digits": LOGGED,
+    "helm install x": "`helm install TEAM helm/launcher",
+    "gcloud container clusters create x": "`launcher help first-cluster-job`",
+    "gcloud auth login": "write the kubeconfig",
+    "eksctl create cluster": "`launcher help first-cluster-job`",
+    "aws eks update-kubeconfig": "write the kubeconfig",
+    "git clone x": "code: . in a job ships its folder",
+    "list --state running": "`jq`",
+    "list --limit 3": "`jq`",
+    "status digits --refresh": "-w repeats it",
+    "convert digits": "`launcher export digits --to DIR`",
     "top": "`launcher status NAME` shows the step",
     "top digits": "`launcher status digits` shows the step",
     "edit digits": "`launcher stop digits`",
@@ -145,6 +162,22 @@ HABITS = {
     "inspect digits": EXPLAINED,
     "stats digits": "`launcher status digits` shows the step",
     "build .": "`docker build -t IMAGE .",
+    "docker ps": LISTED,
+    "docker logs digits": "leave the word out: `launcher logs digits`",
+    "docker run image": "starts processes without a container",
+    "docker build .": "`docker build -t IMAGE .",
+    "run -it digits.yaml": "starts processes without a container",
+    "run --rm digits.yaml": "starts processes without a container",
+    "sky launch digits.yaml": SUBMIT,
+    "exec mycluster digits.yaml": SUBMIT,
+    "spot launch digits.yaml": "write capacity: spot",
+    "xpk workload list": LISTED,
+    "sacct -j digits": "`launcher status digits`",
+    "sbatch --nodes=2 train.sh": "`command: [bash, train.sh]`",
+    "srun -N 2 python train.py": PROGRAM,
+    "run train.sh": "`command: [bash, train.sh]`",
+    "run digits.yaml --array=0-9": "`launcher sweep digits.yaml",
+    "submit digits.yaml --dependency=afterok:1": "submit A.yaml --wait",
     "wait digits": "`launcher logs -f digits`",
     "submit digits.yaml --gpus 8": "accelerator.per_host=VALUE",
     "submit digits.yaml --partition a": "queue=VALUE",
@@ -165,6 +198,13 @@ HABITS = {
     "run digits.yaml --nproc-per-node 2": "processes_per_host=VALUE",
     "run digits.yaml --nnodes=2": "hosts=VALUE",
     "run digits.yaml --master-addr a": "the launcher connects the hosts by itself",
+    "run -m train": "`command: [python, -m, MODULE]`",
+    "run --config digits.yaml": "`launcher run digits.yaml`",
+    "run --config_file=digits.yaml": "The file has no option",
+    "sweep digits.yaml --count 5": "--random N draws N",
+    "tensorboard --logdir runs": "mlflow, tensorboard or trackio",
+    "wandb sync digits": "write tracker: wandb in the job",
+    "wandb agent x": "--random N draws",
     "run -f digits.yaml": "`launcher run digits.yaml`",
     "run digits.yaml --dry-run": "`launcher validate digits.yaml` checks it",
     "run digits.yaml -o yaml": "`launcher validate digits.yaml -o yaml`",
@@ -190,8 +230,8 @@ HABITS = {
     "doctor train.py": PROGRAM,
     "report digits --open": "It writes digits.html",
     "ui": "`launcher dashboard` serves the pages",
-    "wandb": "write tracker: {name: wandb} in the job",
-    "login": "write tracker: {name: wandb} in the job",
+    "wandb": "write tracker: wandb in the job",
+    "login": "write tracker: wandb in the job",
     "upload digits": "`launcher export digits --to DIR`",
     "agent": "--random N draws",
     "stat digits": STATUS,
@@ -236,7 +276,7 @@ def redirect_stdin(file: IO[str]) -> Iterator[None]:
 
 def test_most_habits_are_tested() -> None:
     assert len(HABITS) >= 120
-    assert not habits.WORDS.keys() & COMMANDS.keys()
+    assert not foreign_words.WORDS.keys() & COMMANDS.keys()
 
 
 @pytest.mark.parametrize("line", HABITS)
@@ -248,9 +288,9 @@ def test_habit_is_answered(run_launcher: Launcher, folder: Path, line: str) -> N
 
 
 def test_every_answer_can_be_filled_in() -> None:
-    answers = [*habits.WORDS.values(), *habits.OPTIONS.values()]
+    answers = [*foreign_words.WORDS.values(), *foreign_words.OPTIONS.values()]
     for answer in answers:
-        if isinstance(answer, habits.Advice):
+        if isinstance(answer, foreign_words.Advice):
             text = habits._fill_in(answer, ["a b"], "run")
             assert "{name}" not in text and "{file}" not in text
         else:
@@ -259,4 +299,4 @@ def test_every_answer_can_be_filled_in() -> None:
 
 
 def test_second_words_of_commands_are_not_taken_for_habits() -> None:
-    assert not [words for words in habits.WORDS if words.split()[0] in COMMANDS]
+    assert not [words for words in foreign_words.WORDS if words.split()[0] in COMMANDS]

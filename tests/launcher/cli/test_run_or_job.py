@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
+from jaxlaunch.runs import layout
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
 from tests.launcher.invoke import CommandResult, launcher
@@ -110,8 +112,39 @@ def test_job_is_deleted_although_a_run_has_its_name(call: Call, server: Server) 
     assert call("delete", "runs/lm").code == 2 and Path("runs/lm").is_dir()
     assert call("delete", "lm", "--yes", "--no-wait").code == 0
     assert JOBSETS.path("team", "lm") not in server.objects
-    shown = call("delete", "lm")
-    assert shown.code == 2 and "`rm -r runs/lm` deletes its folder" in shown.err
+    # A script that deletes the job again does not delete the run.
+    shown = call("delete", "lm", "--yes")
+    assert shown.code == 2 and "`launcher delete runs/lm --yes` deletes the run" in shown.err
+    assert call("delete", "runs/lm", "--yes").out == "run/lm deleted\n"
+    assert not Path("runs/lm").exists()
+
+
+def test_run_is_deleted_only_if_it_has_ended_and_lies_below_runs(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with layout.hold_lock(tmp_path / "runs" / "lm"):
+        shown = call("delete", "runs/lm", "--yes")
+        assert shown.code == 2 and "Run lm is running." in shown.err
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / ".lock").touch()
+    for folder in ("project", "runs/../project"):
+        shown = call("delete", folder, "--yes")
+        assert shown.code == 2 and "outside of runs/" in shown.err
+    texts = list[str]()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "confirm", lambda text, **_: texts.append(text))
+    assert call("delete", "runs/lm").code == 0
+    assert texts == ["runs/lm is a run on this machine, with its checkpoints and logs. Delete it?"]
+    assert (tmp_path / "project" / ".lock").exists()
+
+
+def test_sweep_is_deleted_only_if_none_of_its_runs_is_running(call: Call, tmp_path: Path) -> None:
+    sweep = tmp_path / "runs" / "lr"
+    with layout.hold_lock(sweep / "lr-0"):
+        (sweep / layout.SWEEP).touch()
+        assert "Sweep lr is running." in call("delete", "runs/lr", "--yes").err
+    assert call("delete", "runs/lr", "--yes").out == "sweep/lr deleted\n"
+    assert not sweep.exists()
 
 
 def test_runs_are_listed_by_a_python_without_ssl(
