@@ -22,10 +22,10 @@ from jaxlaunch.launcher.job.introspection import (
     types_at,
 )
 from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.trainer.spec import Unset
 
 # Examples in the descriptions of types are left out of the tables.
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")
-_DEFAULT = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 _INTRODUCTION = """\
@@ -124,21 +124,17 @@ def _format_row(name: str, field: FieldInfo) -> str:
 
 
 def _default_cells(field: FieldInfo) -> tuple[str, str]:
-    """Return the default and the meaning. A meaning that states the default is shortened."""
-    meaning, value = field.description or "", field.default
+    """Return the default and the meaning of a field."""
+    meaning, value, unset = field.description or "", field.default, field.json_schema_extra
     if field.is_required():
         return "required", meaning
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     if field.default_factory is not None:
         value = {} if nested_blocks(Type.from_field(field)) else None
-    match = _DEFAULT.search(meaning)
-    if value == {} and match is None:
-        return (
-            "those of its keys" if Type.from_field(field).model is not None else "`{}`"
-        ), meaning
     if value is not None and value != {}:
         return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
-    assert match is not None, f"{meaning!r} does not state the default"
-    remaining = filter(None, (meaning[: match.start()], meaning[match.end() :]))
-    return match["default"], "; ".join(remaining)
+    if isinstance(unset, Unset):
+        return unset.meaning, meaning
+    assert value == {}, f"{meaning!r}: no Unset says what null means"
+    return "those of its keys" if Type.from_field(field).model is not None else "`{}`", meaning

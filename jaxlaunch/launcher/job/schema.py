@@ -42,6 +42,7 @@ from jaxlaunch.trainer.spec import (
     Natural,
     Positive,
     TrainSpec,
+    Unset,
     at_most,
     shrink_mesh,
     shrink_to_devices,
@@ -102,9 +103,11 @@ class Tracking(Block):
     name: Tracker = Field(description="the tracker")
     project: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         None,
-        description="the project, or the experiment of MLflow, that the run is shown in; default "
-        "the tracker's own variable, such as WANDB_PROJECT, else the name of the folder of this "
-        "file",
+        description="the project, or the experiment of MLflow, that the run is shown in",
+        json_schema_extra=Unset(
+            "the tracker's own variable, such as WANDB_PROJECT, "
+            "else the name of the folder of this file"
+        ),
     )
 
 
@@ -137,8 +140,8 @@ class Accelerator(Block):
     )
     topology: str | None = Field(
         None,
-        description="topology of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have "
-        "one, and need it",
+        description="topology of a TPU slice, such as 2x4 or 4x4x8",
+        json_schema_extra=Unset("none: only TPUs have one, and need it"),
     )
     resource: (
         Annotated[
@@ -148,18 +151,20 @@ class Accelerator(Block):
     ) = Field(
         None,
         description="the device plugin's resource, such as nvidia.com/mig-1g.10gb, "
-        "amd.com/cpx_nps4 or, with plugin, aws.amazon.com/neuroncore; default nvidia.com/gpu, "
-        "amd.com/gpu or google.com/tpu",
+        "amd.com/cpx_nps4 or, with plugin, aws.amazon.com/neuroncore",
+        json_schema_extra=Unset("nvidia.com/gpu, amd.com/gpu or google.com/tpu"),
     )
     per_host: Few = Field(
         default_factory=_default_per_host,
-        description="accelerators per host; with cpu, virtual devices; default "
-        f"{accelerators.describe_per_host_defaults()}, 1 with resource, TPUs by the topology",
+        description="accelerators per host; with cpu, virtual devices",
+        json_schema_extra=Unset(
+            f"{accelerators.describe_per_host_defaults()}, 1 with resource, TPUs by the topology"
+        ),
     )
     memory: Quantity | None = Field(
         None,
-        description="memory of one GPU, for `launcher plan`, if the type does not determine it; "
-        "default the type's",
+        description="memory of one GPU, for `launcher plan`, if the type does not determine it",
+        json_schema_extra=Unset("the type's"),
     )
 
     @property
@@ -192,13 +197,17 @@ class Reservation(Block):
         description="name of the reservation; on Karpenter's nodes its id"
     )
     project: Label | None = Field(
-        None, description="gke: the project that shares the reservation; default the cluster's own"
+        None,
+        description="gke: the project that shares the reservation",
+        json_schema_extra=Unset("the cluster's own"),
     )
     block: Label | None = Field(
-        None, description="gke: one block of the reservation; default any block"
+        None, description="gke: one block of the reservation", json_schema_extra=Unset("any block")
     )
     sub_block: Label | None = Field(
-        None, description="gke: one sub-block of the block; default any sub-block"
+        None,
+        description="gke: one sub-block of the block",
+        json_schema_extra=Unset("any sub-block"),
     )
 
 
@@ -218,13 +227,14 @@ class Placement(Block):
 
     preferred: LabelKey | None = Field(
         None,
-        description="the level, if one of its domains has room; a TPU slice also gets a whole node "
-        "pool; default none",
+        description="the level, if one of its domains has room; a TPU slice also gets a whole "
+        "node pool",
+        json_schema_extra=Unset("none"),
     )
     required: LabelKey | None = Field(
         None,
-        description="the level; the job waits until one of its domains has room for a slice; "
-        "default none",
+        description="the level; the job waits until one of its domains has room for a slice",
+        json_schema_extra=Unset("none"),
     )
 
 
@@ -283,16 +293,22 @@ class Resources(Block):
     ```
     """
 
-    cpu: Quantity | None = Field(None, description="cores; default no request")
-    memory: Quantity | None = Field(None, description="request and limit; default neither")
-    ephemeral: Quantity | None = Field(None, description="ephemeral storage; default no request")
+    cpu: Quantity | None = Field(None, description="cores", json_schema_extra=Unset("no request"))
+    memory: Quantity | None = Field(
+        None, description="request and limit", json_schema_extra=Unset("neither")
+    )
+    ephemeral: Quantity | None = Field(
+        None, description="ephemeral storage", json_schema_extra=Unset("no request")
+    )
     shm: Quantity | None = Field(
         None,
-        description="size of /dev/shm; counts against memory; default no limit on GPUs, elsewhere "
-        "the runtime's",
+        description="size of /dev/shm; counts against memory",
+        json_schema_extra=Unset("no limit on GPUs, elsewhere the runtime's"),
     )
     hugepages: Quantity | None = Field(
-        None, description="huge pages of 2 MiB; Karpenter does not add nodes for them; default none"
+        None,
+        description="huge pages of 2 MiB; Karpenter does not add nodes for them",
+        json_schema_extra=Unset("none"),
     )
 
 
@@ -357,8 +373,8 @@ class Timeouts(Block, validate_default=True):
     compile: Duration | None = _timeout_field("compile", "one compilation")
     first_step: Duration | None = Field(
         None,
-        description="from the start of the program to the first step that it reports; default no "
-        "limit, since a program need not report steps",
+        description="from the start of the program to the first step that it reports",
+        json_schema_extra=Unset("no limit, since a program need not report steps"),
     )
     step: Duration | Literal["auto"] = Field(
         "auto", description="one step; auto: the larger of 60s and 10 × the median"
@@ -419,15 +435,20 @@ class Toleration(Block):
     """
 
     key: LabelKey | None = Field(
-        None, description="key of the taint; default every taint, with Exists"
+        None, description="key of the taint", json_schema_extra=Unset("every taint, with Exists")
     )
     operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
-    value: LabelValue | None = Field(None, description="for Equal; default the empty value")
+    value: LabelValue | None = Field(
+        None, description="for Equal", json_schema_extra=Unset("the empty value")
+    )
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="what the taint does; null: every effect"
+        None, description="what the taint does", json_schema_extra=Unset("every effect", "null:")
     )
     seconds: Natural | None = Field(
-        None, alias="tolerationSeconds", description="with NoExecute; null: without limit"
+        None,
+        alias="tolerationSeconds",
+        description="with NoExecute",
+        json_schema_extra=Unset("without limit", "null:"),
     )
 
 
@@ -508,14 +529,16 @@ class JobSpec(Block, validate_default=True):
         ]
         | None
     ) = Field(
-        None, description="the container image, for submit; default from the cluster defaults"
+        None,
+        description="the container image, for submit",
+        json_schema_extra=Unset("from the cluster defaults"),
     )
     accelerator: Accelerator = Field(description="the devices of a host")
     hosts_or_range: PodCount | HostRange = Field(
         default_factory=_default_hosts,
         alias="hosts",
-        description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may "
-        "continue with fewer for a while",
+        description="pods per slice; {min, max}: the job may continue with fewer for a while",
+        json_schema_extra=Unset("1, for a TPU by the topology"),
     )
     spares: Natural = Field(
         0, description="additional pods, started and idle, which replace lost hosts at once"
@@ -528,27 +551,31 @@ class JobSpec(Block, validate_default=True):
     )
     platform: PlatformName | None = Field(
         None,
-        description="the platform whose node labels the pods select; default from the cluster "
-        "defaults, else generic",
+        description="the platform whose node labels the pods select",
+        json_schema_extra=Unset("from the cluster defaults, else generic"),
     )
     namespace: Label | None = Field(
-        None, description="where the job is created; default from the kubeconfig's context"
+        None,
+        description="where the job is created",
+        json_schema_extra=Unset("from the kubeconfig's context"),
     )
     queue: Label | None = Field(
-        None, description="Kueue's LocalQueue; default from the cluster defaults, else none"
+        None,
+        description="Kueue's LocalQueue",
+        json_schema_extra=Unset("from the cluster defaults, else none"),
     )
     priority: ObjectName | None = Field(
         None,
-        description="a PriorityClass, or with a queue Kueue's WorkloadPriorityClass; default the "
-        "cluster's own",
+        description="a PriorityClass, or with a queue Kueue's WorkloadPriorityClass",
+        json_schema_extra=Unset("the cluster's own"),
     )
     capacity: Capacity = Field(
         "on-demand", description="the kind of capacity that the nodes must have"
     )
     placement: Placement | None = Field(
         None,
-        description="placement by Kueue's topology; left out: TPU slices are placed exclusively, "
-        "others anywhere",
+        description="placement by Kueue's topology",
+        json_schema_extra=Unset("TPU slices are placed exclusively, others anywhere", "left out:"),
     )
     network: Network = Field("default", description="the network between hosts")
     compute_domain: bool = Field(
@@ -562,8 +589,11 @@ class JobSpec(Block, validate_default=True):
     )
     gang_secret: bool | None = Field(
         None,
-        description="hosts authenticate each other and encrypt their messages with a Secret that "
-        "submit creates; left out: true if there are several hosts and you may create Secrets",
+        description="hosts authenticate each other and encrypt their messages with a Secret "
+        "that submit creates",
+        json_schema_extra=Unset(
+            "true if there are several hosts and you may create Secrets", "left out:"
+        ),
     )
     resources: Resources = Field(Resources(), description="what the pod of each host requests")
     restarts: Restarts = Field(Restarts(), description="how often the job may restart")
@@ -574,8 +604,8 @@ class JobSpec(Block, validate_default=True):
     )
     deadline: Duration | None = Field(
         None,
-        description="longest time that the job may take; then it saves and ends with exit code 77; "
-        "null: no limit",
+        description="longest time that the job may take; then it saves and ends with exit code 77",
+        json_schema_extra=Unset("no limit", "null:"),
     )
     ttl: Duration | None = Field(
         "3d",
@@ -588,10 +618,13 @@ class JobSpec(Block, validate_default=True):
     )
     tracker: Tracker | Tracking | None = Field(
         None,
-        description="where the metrics are sent in addition to the run folder; default nowhere",
+        description="where the metrics are sent in addition to the run folder",
+        json_schema_extra=Unset("nowhere"),
     )
     notify: Notify | None = Field(
-        None, description="a webhook that is notified of what happens to the job; default none"
+        None,
+        description="a webhook that is notified of what happens to the job",
+        json_schema_extra=Unset("none"),
     )
     volumes: list[Volume] = Field(
         [], description="storage, mounted in every pod; `run` maps each to a folder"
@@ -607,18 +640,18 @@ class JobSpec(Block, validate_default=True):
     )
     code: Annotated[str, Field(min_length=1)] | Code | None = Field(
         None,
-        description="a folder to ship, relative to this file; what git ignores stays here; default "
-        "nothing is shipped",
+        description="a folder to ship, relative to this file; what git ignores stays here",
+        json_schema_extra=Unset("nothing is shipped"),
     )
     workdir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="the folder in which the program starts; default the code's folder, else "
-        "the image's",
+        description="the folder in which the program starts",
+        json_schema_extra=Unset("the code's folder, else the image's"),
     )
     service_account: ObjectName | None = Field(
         None,
-        description="the ServiceAccount of the pods; its token is mounted only if this is set; "
-        "default `default`, without its token",
+        description="the ServiceAccount of the pods; its token is mounted only if this is set",
+        json_schema_extra=Unset("`default`, without its token"),
     )
     image_pull_secrets: list[ObjectName] = Field(
         [], description="names of Secrets for pulling the image"
@@ -652,10 +685,12 @@ class JobSpec(Block, validate_default=True):
         ]
         | None
     ) = Field(
-        None, description="any JAX program, arguments as written; default none: train is given"
+        None,
+        description="any JAX program, arguments as written",
+        json_schema_extra=Unset("none: train is given"),
     )
     train: TrainSpec | None = Field(
-        None, description="the built-in trainer; default none: command is given"
+        None, description="the built-in trainer", json_schema_extra=Unset("none: command is given")
     )
     independent: bool = Field(
         False,

@@ -9,6 +9,7 @@ from jaxlaunch.trainer.spec.block import (
     Place,
     Positive,
     PredicateError,
+    Unset,
     at_most,
     check_bucket_url,
 )

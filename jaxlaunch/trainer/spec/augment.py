@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from jaxlaunch.trainer.spec.block import Block, Natural, PredicateError, Rate, Weight
+from jaxlaunch.trainer.spec.block import Block, Natural, PredicateError, Rate, Unset, Weight
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -98,7 +98,7 @@ class AugMix(Block):
     )
     width: Annotated[int, Field(ge=1, le=10)] = Field(3, description="chains")
     depth: Annotated[int, Field(ge=1, le=10)] | None = Field(
-        None, description="operations per chain; null: 1 to 3"
+        None, description="operations per chain", json_schema_extra=Unset("1 to 3", "null:")
     )
     alpha: Rate = Field(
         1.0,
@@ -126,12 +126,14 @@ class Augment(Block):
     """
 
     preset: Literal["imagenet-resnet", "imagenet-vit", "cifar", "mnist"] | None = Field(
-        None, description="a recipe by name; keys given here override it; default none"
+        None,
+        description="a recipe by name; keys given here override it",
+        json_schema_extra=Unset("none"),
     )
     crop: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
         None,
-        description="random-resized crop: smallest and largest share of the area; null: the middle "
-        "of the image",
+        description="random-resized crop: smallest and largest share of the area",
+        json_schema_extra=Unset("the middle of the image", "null:"),
     )
     ratio: Annotated[list[Rate], Field(min_length=2, max_length=2)] = Field(
         [3 / 4, 4 / 3], description="smallest and largest width / height of a crop"
@@ -142,12 +144,14 @@ class Augment(Block):
     flip: Probability = Field(0.0, description="probability of mirroring left and right")
     flip_vertical: Probability = Field(0.0, description="probability of mirroring top and bottom")
     jitter: Jitter | None = Field(
-        None, description="random changes of the colours; default unchanged"
+        None, description="random changes of the colours", json_schema_extra=Unset("unchanged")
     )
     randaugment: RandAugment | None = Field(
-        None, description="random operations of equal strength; default none"
+        None, description="random operations of equal strength", json_schema_extra=Unset("none")
     )
-    augmix: AugMix | None = Field(None, description="blended chains of operations; default none")
+    augmix: AugMix | None = Field(
+        None, description="blended chains of operations", json_schema_extra=Unset("none")
+    )
     erase: Probability = Field(
         0.0, description="probability that a rectangle is filled with the image's mean colour"
     )

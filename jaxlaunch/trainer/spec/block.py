@@ -7,6 +7,7 @@ docs.aws.amazon.com/AmazonS3/latest/userguide, "General purpose bucket naming ru
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -124,6 +125,25 @@ def _location_markers(model: type[Block]) -> Mapping[str, Location]:
         for marker in (*field.metadata, *markers(field.annotation))
         if isinstance(marker, Location)
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class Unset:
+    """What it means that a key has no value, if no default value states it.
+
+    It is the `json_schema_extra` of a field, and follows the description in the JSON schema.
+    """
+
+    meaning: str
+    # "default", or "null:" or "left out:" where that is how a job asks for it.
+    word: str = "default"
+    extend_schema: Callable[[dict[str, Any]], None] | None = None
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Append the meaning to the description of a JSON schema."""
+        schema["description"] += f"; {self.word} {self.meaning}"
+        if self.extend_schema is not None:
+            self.extend_schema(schema)
 
 
 def allow_text(schema: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from jaxlaunch.trainer.spec.block import (
     Positive,
     PredicateError,
     Seed,
+    Unset,
     Weight,
     allow_text,
     at_most,
@@ -81,8 +82,12 @@ class Source(Block):
     threads: Few = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
-        description="whether an example is the same each time it is read; default: false for your "
-        "own dataset or task, whose examples are read one at a time with seeded generators",
+        description="whether an example is the same each time it is read",
+        json_schema_extra=Unset(
+            "false for your own dataset or task, whose examples "
+            "are read one at a time with seeded generators",
+            "default:",
+        ),
     )
 
     @property
@@ -174,12 +179,13 @@ class ImageData(Source):
         BeforeValidator(_check_size),
     ] = Field(
         None,
-        description="images: height and width, or both as one number; default that of every image",
+        description="images: height and width, or both as one number",
+        json_schema_extra=Unset("that of every image"),
     )
     augment: Annotated[Augment | None, BeforeValidator(expand_preset)] = Field(
         None,
-        description="images: random changes in training, or the name of a recipe; null: none",
-        json_schema_extra=allow_text,
+        description="images: random changes in training, or the name of a recipe",
+        json_schema_extra=Unset("none", "null:", allow_text),
     )
 
     @property
@@ -221,7 +227,9 @@ class Tfds(ImageData):
     )
     eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
     data_dir: _Folder = Field(
-        None, description="folder of prepared data; default in the user's cache folder"
+        None,
+        description="folder of prepared data",
+        json_schema_extra=Unset("in the user's cache folder"),
     )
 
 
@@ -249,10 +257,12 @@ class ArrayRecord(ImageData):
     source: Literal["array_record"] = Field(description="this source")
     path: _Readable = Field(description="files or globs to train on, here or in gs:// or s3://")
     eval_path: _Readable | None = Field(
-        None, description="files or globs to evaluate on; default none"
+        None, description="files or globs to evaluate on", json_schema_extra=Unset("none")
     )
     eval_split: Fraction | None = Field(
-        None, description="share of the records held out when there is no eval_path; default none"
+        None,
+        description="share of the records held out when there is no eval_path",
+        json_schema_extra=Unset("none"),
     )
     split_seed: Seed = Field(0, description=_SPLIT_SEED)
 
@@ -321,17 +331,20 @@ class Text(Source):
     field: str | None = Field(
         None,
         min_length=1,
-        description="field of JSON lines, Parquet and Arrow that contains the text; default text, "
-        "for chats messages",
+        description="field of JSON lines, Parquet and Arrow that contains the text",
+        json_schema_extra=Unset("text, for chats messages"),
     )
     packing: Literal["concat", "first-fit", "none"] | None = Field(
         None,
-        description="how documents are packed into rows: concat cuts them, first-fit keeps them "
-        "whole, none gives each "
-        "its own row; default concat; for bytes without a field one stream without document ends",
+        description="how documents are packed into rows: concat cuts them, first-fit keeps "
+        "them whole, none gives each its own row; for bytes without a field one stream "
+        "without document ends",
+        json_schema_extra=Unset("concat"),
     )
     eval_path: _Readable | None = Field(
-        None, description="files or globs to evaluate on, if documents are prepared; default none"
+        None,
+        description="files or globs to evaluate on, if documents are prepared",
+        json_schema_extra=Unset("none"),
     )
     eval_split: Fraction = Field(
         0.05, description="share of the files, or of the documents, that is held out for evaluation"
@@ -340,11 +353,14 @@ class Text(Source):
     group: _Group = Field(
         None,
         description="field of JSON lines, Parquet and Arrow whose values eval_split does not "
-        "divide, such as the author; default none",
+        "divide, such as the author",
+        json_schema_extra=Unset("none"),
     )
     seed: Seed = Field(0, description="seed of the order in which documents are packed")
     data_dir: _Folder = Field(
-        None, description="folder of prepared rows; default in the user's cache folder"
+        None,
+        description="folder of prepared rows",
+        json_schema_extra=Unset("in the user's cache folder"),
     )
     apart: bool = Field(
         False,
@@ -419,9 +435,7 @@ def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
 
 _Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
 # Without eval_path, files are assigned to the splits by the names of files or folders.
-_EVAL_PATH = (
-    "what to evaluate on; default the files that are called val, validation or test, next to train"
-)
+_NEXT_TO_TRAIN = Unset("the files that are called val, validation or test, next to train")
 _Names = Annotated[list[str], Field(min_length=1)]
 _Labels = Annotated[str, Field(min_length=1)] | _Names | None
 _Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
@@ -466,28 +480,37 @@ class Images(ImageData):
         description="a folder, files or globs, here or in gs:// or s3://: images, .csv, .tsv or "
         ".jsonl of paths and labels, .tar, .parquet, .arrow"
     )
-    eval_path: _Readable | None = Field(None, description=_EVAL_PATH)
+    eval_path: _Readable | None = Field(
+        None, description="what to evaluate on", json_schema_extra=_NEXT_TO_TRAIN
+    )
     eval_split: Fraction | None = Field(
         None,
-        description="share of the images held out when nothing else is evaluated; default none",
+        description="share of the images held out when nothing else is evaluated",
+        json_schema_extra=Unset("none"),
     )
     split_seed: Seed = Field(0, description=_SPLIT_SEED)
     group: _Group = Field(
         None,
-        description="column whose values eval_split does not divide, such as the patient; default "
-        "none",
+        description="column whose values eval_split does not divide, such as the patient",
+        json_schema_extra=Unset("none"),
     )
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: str | None = Field(
         None,
         min_length=1,
-        description="column of the image, or of its path; default it is detected",
+        description="column of the image, or of its path",
+        json_schema_extra=Unset("it is detected"),
     )
     label: str | None = Field(
-        None, min_length=1, description="column of the label; default it is detected"
+        None,
+        min_length=1,
+        description="column of the label",
+        json_schema_extra=Unset("it is detected"),
     )
     classes: _Classes = Field(
-        None, description="the labels in the order in which they are numbered; default sorted"
+        None,
+        description="the labels in the order in which they are numbered",
+        json_schema_extra=Unset("sorted"),
     )
     on_broken: Literal["stop", "skip"] = Field(
         "stop",
@@ -542,22 +565,30 @@ class Table(Source):
         description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, "
         ".parquet, .arrow, .npy, .npz"
     )
-    eval_path: _Readable | None = Field(None, description=_EVAL_PATH)
+    eval_path: _Readable | None = Field(
+        None, description="what to evaluate on", json_schema_extra=_NEXT_TO_TRAIN
+    )
     eval_split: Fraction | None = Field(
-        None, description="share of the rows held out when nothing else is evaluated; default none"
+        None,
+        description="share of the rows held out when nothing else is evaluated",
+        json_schema_extra=Unset("none"),
     )
     split_seed: Seed = Field(0, description=_SPLIT_SEED)
     group: _Group = Field(
         None,
         description="column whose values eval_split does not divide, such as the patient; the "
-        "column is not a feature; default none",
+        "column is not a feature",
+        json_schema_extra=Unset("none"),
     )
     label: _Labels = Field(
         None,
-        description="column of the label, or several; default one named label, class, target or y",
+        description="column of the label, or several",
+        json_schema_extra=Unset("one named label, class, target or y"),
     )
     columns: _Names | None = Field(
-        None, description="columns that are read as features; default all but the label"
+        None,
+        description="columns that are read as features",
+        json_schema_extra=Unset("all but the label"),
     )
     missing: Literal["stop", "mean"] = Field(
         "stop",
@@ -565,7 +596,9 @@ class Table(Source):
         "in the training rows, and a text becomes all zeros",
     )
     classes: _Classes = Field(
-        None, description="the labels in the order in which they are numbered; default sorted"
+        None,
+        description="the labels in the order in which they are numbered",
+        json_schema_extra=Unset("sorted"),
     )
 
     @model_validator(mode="after")
@@ -673,7 +706,9 @@ class Mixture(ImageData):
     )
     seed: Seed = Field(0, description="text: seed of the order in which documents are packed")
     data_dir: _Folder = Field(
-        None, description="text: folder of prepared rows; default in the user's cache folder"
+        None,
+        description="text: folder of prepared rows",
+        json_schema_extra=Unset("in the user's cache folder"),
     )
     channels: Literal[1, 3] = Field(3, description="images: 3 is RGB, 1 is grey")
     workers: _Workers = Field(
@@ -689,16 +724,18 @@ class Mixture(ImageData):
 
     classes: _Classes = Field(
         None,
-        description="images and tables: the labels in the order in which they are numbered; "
-        "default those of the parts, which then must be the same",
+        description="images and tables: the labels in the order in which they are numbered",
+        json_schema_extra=Unset("those of the parts, which then must be the same"),
     )
     label: _Labels = Field(
         None,
-        description="tables: column of the label, or several; default one named label, class, "
-        "target or y",
+        description="tables: column of the label, or several",
+        json_schema_extra=Unset("one named label, class, target or y"),
     )
     columns: _Names | None = Field(
-        None, description="tables: columns that are read as features; default all but the label"
+        None,
+        description="tables: columns that are read as features",
+        json_schema_extra=Unset("all but the label"),
     )
     missing: Literal["stop", "mean"] = Field(
         "stop",
@@ -837,18 +874,22 @@ class Torch(Source):
     )
     args: dict[str, Any] = Field({}, description="arguments, if the dataset is a class")
     eval_args: dict[str, Any] | None = Field(
-        None, description="arguments of the same class for evaluation; default none"
+        None,
+        description="arguments of the same class for evaluation",
+        json_schema_extra=Unset("none"),
     )
     eval_dataset: str | None = Field(
         None,
         pattern=USER_OBJECT,
-        description="the dataset for evaluation, if it is another one; default the training "
-        "dataset with eval_args",
+        description="the dataset for evaluation, if it is another one",
+        json_schema_extra=Unset("the training dataset with eval_args"),
     )
     workers: _Workers | None = Field(
         None,
-        description="worker processes that read examples, per process of the run; default: "
-        "num_workers of a DataLoader, else 0, and data.threads read",
+        description="worker processes that read examples, per process of the run",
+        json_schema_extra=Unset(
+            "num_workers of a DataLoader, else 0, and data.threads read", "default:"
+        ),
     )
 
     @property
@@ -877,7 +918,9 @@ class Synthetic(Source):
     source: Literal["synthetic"] = Field(description="this source")
     examples: Positive = Field(4096, description="examples of an epoch")
     eval_examples: Natural = Field(512, description="examples of an evaluation")
-    shape: list[Many] | None = Field(None, description="of an image; default [28, 28]")
+    shape: list[Many] | None = Field(
+        None, description="of an image", json_schema_extra=Unset("[28, 28]")
+    )
     classes: Ids = Field(10, description="of an image: labels are 0 to classes - 1")
 
     @field_validator("shape")

@@ -17,6 +17,7 @@ from jaxlaunch.trainer.spec.block import (
     Place,
     Rate,
     Tokens,
+    Unset,
     Weight,
     Wide,
     at_most,
@@ -69,8 +70,8 @@ class RopeScaling(Block):
     factor: Rate = Field(description="frequencies are divided by it")
     original_length: Tokens | None = Field(
         None,
-        description="context length before scaling, in tokens; default none: linear has none, the "
-        "others need it",
+        description="context length before scaling, in tokens",
+        json_schema_extra=Unset("none: linear has none, the others need it"),
     )
     low_freq_factor: Rate = Field(
         1.0,
@@ -85,7 +86,8 @@ class RopeScaling(Block):
     )
     attention_factor: Rate | None = Field(
         None,
-        description="yarn: scale of the rotated queries and keys; default 0.1 × log(factor) + 1",
+        description="yarn: scale of the rotated queries and keys",
+        json_schema_extra=Unset("0.1 × log(factor) + 1"),
     )
     truncate: bool = Field(
         True, description="yarn: round the ends of the interpolation to whole channels"
@@ -147,32 +149,38 @@ class Decoder(LayeredModel):
     preset: DecoderPreset = None
     family: DecoderFamily | None = Field(
         None,
-        description="model family that an export is written as; default the first that "
-        "supports these keys",
+        description="model family that an export is written as",
+        json_schema_extra=Unset("the first that supports these keys"),
     )
     layers: Many = Field(4, description="transformer blocks")
     width: Wide = Field(256, description="size of the residual stream")
     heads: Many = Field(4, description="query heads; must divide width, unless head_size is given")
     kv_heads: Many | None = Field(
-        None, description="key and value heads; default heads; must divide heads"
+        None, description="key and value heads; must divide heads", json_schema_extra=Unset("heads")
     )
     hidden: Wide | None = Field(
-        None, description="units of the MLP; default 8/3 of width, rounded up to 64"
+        None,
+        description="units of the MLP",
+        json_schema_extra=Unset("8/3 of width, rounded up to 64"),
     )
     vocab: Ids = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
     length: Tokens = Field(256, description="tokens of an example")
     positions: Tokens | None = Field(
         None,
-        description="longest sequence that an export states for the model, in tokens; "
-        "default length",
+        description="longest sequence that an export states for the model, in tokens",
+        json_schema_extra=Unset("length"),
     )
     rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
     rope_scaling: RopeScaling | None = Field(
-        None, description="scaled rotary frequencies, for a longer context; null: none"
+        None,
+        description="scaled rotary frequencies, for a longer context",
+        json_schema_extra=Unset("none", "null:"),
     )
     norm_eps: Rate = Field(1e-5, description="added to the mean square in RMSNorm")
     tied: bool = Field(False, description="the output matrix is the embedding")
-    head_size: Many | None = Field(None, description="channels of a head; default width / heads")
+    head_size: Many | None = Field(
+        None, description="channels of a head", json_schema_extra=Unset("width / heads")
+    )
     biases: list[Literal["qkv", "out", "mlp"]] = Field(
         [],
         description="linear layers with a bias: queries, keys and values; attention's "
@@ -180,8 +188,8 @@ class Decoder(LayeredModel):
     )
     qk_norm: Literal["head", "whole"] | None = Field(
         None,
-        description="RMSNorm of queries and keys before RoPE: per head, or over all "
-        "heads; null: none",
+        description="RMSNorm of queries and keys before RoPE: per head, or over all heads",
+        json_schema_extra=Unset("none", "null:"),
     )
     norms: Literal["before", "after", "both"] = Field(
         "before",
@@ -197,34 +205,42 @@ class Decoder(LayeredModel):
         False, description="multiply embeddings by the square root of width"
     )
     query_scalar: Rate | None = Field(
-        None, description="attention scores are divided by its square root; default head_size"
+        None,
+        description="attention scores are divided by its square root",
+        json_schema_extra=Unset("head_size"),
     )
     score_cap: Rate | None = Field(
-        None, description="soft cap of attention scores: cap × tanh(score / cap); null: none"
+        None,
+        description="soft cap of attention scores: cap × tanh(score / cap)",
+        json_schema_extra=Unset("none", "null:"),
     )
-    logit_cap: Rate | None = Field(None, description="the same for the logits; null: none")
+    logit_cap: Rate | None = Field(
+        None, description="the same for the logits", json_schema_extra=Unset("none", "null:")
+    )
     window: Tokens | None = Field(
         None,
-        description="sliding window: tokens that a position attends to, including itself; "
-        "null: no window",
+        description="sliding window: tokens that a position attends to, including itself",
+        json_schema_extra=Unset("no window", "null:"),
     )
     pattern: Annotated[list[AttentionSpan], Field(min_length=1)] | None = Field(
         None,
-        description="layers with and without the window, repeated: [window, full]; default: "
-        "all have it",
+        description="layers with and without the window, repeated: [window, full]",
+        json_schema_extra=Unset("all have it", "default:"),
     )
     rope_local_theta: Rate | None = Field(
         None,
-        description="rope_theta of the layers with a window, which then have no rope_scaling; "
-        "null: that of all layers",
+        description="rope_theta of the layers with a window, which then have no rope_scaling",
+        json_schema_extra=Unset("that of all layers", "null:"),
     )
     experts: Annotated[int, Field(ge=2), at_most(2**16)] | None = Field(
         None,
-        description="experts (MLPs) of a layer, of which a router picks some for each token; "
-        "null: one MLP",
+        description="experts (MLPs) of a layer, of which a router picks some for each token",
+        json_schema_extra=Unset("one MLP", "null:"),
     )
     experts_per_token: Many = Field(2, description="how many experts a token goes to (top-k)")
-    expert_hidden: Wide | None = Field(None, description="units of an expert; default hidden")
+    expert_hidden: Wide | None = Field(
+        None, description="units of an expert", json_schema_extra=Unset("hidden")
+    )
     experts_normalized: bool = Field(
         True, description="normalize a token's top-k router probabilities to sum to 1"
     )
@@ -239,8 +255,9 @@ class Decoder(LayeredModel):
     router_z: Weight = Field(0.0, description="weight of the router's z-loss, such as 1e-3")
     capacity: Rate | None = Field(
         None,
-        description="capacity factor: an expert takes the first tokens of an example, up to an "
-        "even share of the row's positions × this, such as 1.25; null: all",
+        description="capacity factor: an expert takes the first tokens of an example, up to "
+        "an even share of the row's positions × this, such as 1.25",
+        json_schema_extra=Unset("all", "null:"),
     )
 
     @model_validator(mode="after")
@@ -343,10 +360,14 @@ class GPT2(LayeredModel):
     layers: Many = Field(4, description="transformer blocks")
     width: Wide = Field(256, description="size of the residual stream")
     heads: Many = Field(4, description="attention heads; must divide width")
-    hidden: Wide | None = Field(None, description="units of the MLP; default 4 × width")
+    hidden: Wide | None = Field(
+        None, description="units of the MLP", json_schema_extra=Unset("4 × width")
+    )
     vocab: Ids = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
     length: Tokens = Field(256, description="tokens of an example")
-    positions: Tokens | None = Field(None, description="rows of the position table; default length")
+    positions: Tokens | None = Field(
+        None, description="rows of the position table", json_schema_extra=Unset("length")
+    )
     norm_eps: Rate = Field(1e-5, description="added to the variance in LayerNorm")
     dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
     drop_path: DropPath = 0.0
@@ -389,18 +410,28 @@ class TransformersModel(PublishedModel):
 
     kind: Literal["transformers"] = Field("transformers", description="this model")
     transformers: Place | None = Field(
-        None, description="the folder, in place of kind and init_from; default init_from"
+        None,
+        description="the folder, in place of kind and init_from",
+        json_schema_extra=Unset("init_from"),
     )
     length: Tokens = Field(256, description="tokens of an example")
     vocab: Ids | None = Field(
-        None, description="token ids are 0 to vocab - 1; default that of the folder"
+        None,
+        description="token ids are 0 to vocab - 1",
+        json_schema_extra=Unset("that of the folder"),
     )
-    layers: Many | None = Field(None, description="layers; default those of the folder")
+    layers: Many | None = Field(
+        None, description="layers", json_schema_extra=Unset("those of the folder")
+    )
     width: Wide | None = Field(
-        None, description="size of the residual stream; default that of the folder"
+        None,
+        description="size of the residual stream",
+        json_schema_extra=Unset("that of the folder"),
     )
     heads: Many | None = Field(
-        None, description="key and value heads, which mp divides; default those of the folder"
+        None,
+        description="key and value heads, which mp divides",
+        json_schema_extra=Unset("those of the folder"),
     )
     weights: Literal["folder", "random"] = Field(
         "folder", description="start from the folder's weights, or from random ones"
@@ -443,13 +474,13 @@ class ImageModel(PublishedModel):
     )
     pixel_mean: list[float] | None = Field(
         None,
-        description="mean of each channel, subtracted from the pixels; null: each image is "
-        "standardized by itself",
+        description="mean of each channel, subtracted from the pixels",
+        json_schema_extra=Unset("each image is standardized by itself", "null:"),
     )
     pixel_std: list[Rate] | None = Field(
         None,
-        description="standard deviation of each channel, to divide by; goes with pixel_mean; "
-        "default none",
+        description="standard deviation of each channel, to divide by; goes with pixel_mean",
+        json_schema_extra=Unset("none"),
     )
 
     @model_validator(mode="after")
@@ -485,7 +516,9 @@ class ViT(ImageModel, LayeredModel):
     layers: Many = Field(6, description="transformer blocks")
     width: Wide = Field(192, description="size of the residual stream")
     heads: Many = Field(3, description="attention heads; must divide width")
-    hidden: Wide | None = Field(None, description="units of the MLP; default 4 × width")
+    hidden: Wide | None = Field(
+        None, description="units of the MLP", json_schema_extra=Unset("4 × width")
+    )
     image: list[Many] = Field(
         [32, 32],
         description="height and width of an image, both multiples of patch; if they differ from "

@@ -24,6 +24,7 @@ from jaxlaunch.trainer.spec.block import (
     Positive,
     PredicateError,
     Rate,
+    Unset,
     Weight,
     allow_text,
 )
@@ -135,16 +136,17 @@ class Schedule(Block):
     )
     start: Share = Field(0.0, description="fraction of lr at step 0 of the warmup")
     decay: Positive | None = Field(
-        None, description="wsd only: steps of the decay; default a tenth of all"
+        None, description="wsd only: steps of the decay", json_schema_extra=Unset("a tenth of all")
     )
     shape: Literal["cosine", "linear"] | None = Field(
-        None, description="wsd only: shape of the decay; default cosine"
+        None, description="wsd only: shape of the decay", json_schema_extra=Unset("cosine")
     )
     final: Share | None = Field(
         None,
         validate_default=True,
-        description="fraction of lr at the end of the run; default 0; not with constant; required "
-        "with exponential",
+        description="fraction of lr at the end of the run; not with constant; required with "
+        "exponential",
+        json_schema_extra=Unset("0"),
     )
     args: Arguments = Field(
         {}, description="module:Name only: its arguments, in addition to lr and total_steps"
@@ -217,37 +219,41 @@ class Link(Block):
     )
     b1: Fraction | None = Field(
         None,
-        description=f"decay of the first moment; default {_describe_defaults('b1')}; muon's "
-        "is its Adam's",
+        description="decay of the first moment; muon's is its Adam's",
+        json_schema_extra=Unset(_describe_defaults("b1")),
     )
     b2: Fraction | None = Field(
         None,
-        description=f"decay of the second moment; default {_describe_defaults('b2')}; muon's "
-        "is its Adam's",
+        description="decay of the second moment; muon's is its Adam's",
+        json_schema_extra=Unset(_describe_defaults("b2")),
     )
     eps: Rate | None = Field(
-        None, description=f"avoids a division by zero; default {_describe_defaults('eps')}"
+        None,
+        description="avoids a division by zero",
+        json_schema_extra=Unset(_describe_defaults("eps")),
     )
     momentum: Fraction | None = Field(
         None,
-        description="share of the previous step that is kept; default "
-        f"{_describe_defaults('momentum')}",
+        description="share of the previous step that is kept",
+        json_schema_extra=Unset(_describe_defaults("momentum")),
     )
     nesterov: bool | None = Field(
         None,
-        description="Nesterov's momentum; all but adam need a momentum; default "
-        f"{_describe_defaults('nesterov')}",
+        description="Nesterov's momentum; all but adam need a momentum",
+        json_schema_extra=Unset(_describe_defaults("nesterov")),
     )
     beta: Fraction | None = Field(
-        None, description=f"muon's momentum; default {_describe_defaults('beta')}"
+        None, description="muon's momentum", json_schema_extra=Unset(_describe_defaults("beta"))
     )
     ns_steps: Few | None = Field(
-        None, description=f"Newton-Schulz iterations; default {_describe_defaults('ns_steps')}"
+        None,
+        description="Newton-Schulz iterations",
+        json_schema_extra=Unset(_describe_defaults("ns_steps")),
     )
     consistent_rms: Rate | None = Field(
         None,
-        description="size of muon's updates; 0.2 is that of Adam; default "
-        f"{_describe_defaults('consistent_rms')}",
+        description="size of muon's updates; 0.2 is that of Adam",
+        json_schema_extra=Unset(_describe_defaults("consistent_rms")),
     )
 
     @field_validator("args", *OPTIONS)
@@ -297,7 +303,9 @@ class Group(Block):
     )
     lr: Rate = Field(1.0, description="a factor of the learning rate")
     weight_decay: Weight | None = Field(
-        None, description="weight decay of these parameters; default the optimizer's"
+        None,
+        description="weight decay of these parameters",
+        json_schema_extra=Unset("the optimizer's"),
     )
     freeze: bool = Field(
         False, description="the parameters do not change: they have no gradient and no state"
@@ -361,7 +369,8 @@ class Optimizer(Link):
     )
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None,
-        description="decay of a moving average of the weights, which eval then uses; null: none",
+        description="decay of a moving average of the weights, which eval then uses",
+        json_schema_extra=Unset("none", "null:"),
     )
     schedule: Annotated[Schedule, BeforeValidator(_expand_name)] = Field(
         Schedule(),

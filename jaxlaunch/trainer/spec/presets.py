@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from jaxlaunch.trainer.spec.block import Block, Place
+from jaxlaunch.trainer.spec.block import Block, Place, Unset
 
 Sizes = Mapping[str, Any]
 
@@ -171,8 +171,9 @@ else:
 
     def _preset(kind: str) -> Any:
         names = tuple(name for name, sizes in PRESETS.items() if sizes["kind"] == kind)
-        description = "a preset of sizes by name; keys given here override it; default none"
-        return Annotated[Literal[names] | None, Field(description=description)]
+        description = "a preset of sizes by name; keys given here override it"
+        field = Field(description=description, json_schema_extra=Unset("none"))
+        return Annotated[Literal[names] | None, field]
 
     DecoderPreset, GPT2Preset, ViTPreset = map(_preset, ("decoder", "gpt2", "vit"))
     ResNetPreset, ConvNeXtPreset = map(_preset, ("resnet", "convnext"))
@@ -188,12 +189,15 @@ class PublishedModel(Block):
 
     kind: str = Field(description="this model")
     preset: str | None = Field(
-        None, description="a preset of sizes by name; keys given here override it; default none"
+        None,
+        description="a preset of sizes by name; keys given here override it",
+        json_schema_extra=Unset("none"),
     )
     init_from: Place | None = Field(
         None,
-        description="a Hugging Face folder or gs://, s3:// URL to start from, which also sets the "
-        "sizes; default random weights",
+        description="a Hugging Face folder or gs://, s3:// URL to start from, which also sets "
+        "the sizes",
+        json_schema_extra=Unset("random weights"),
     )
 
     @property

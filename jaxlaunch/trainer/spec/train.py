@@ -32,6 +32,7 @@ from jaxlaunch.trainer.spec.block import (
     Rate,
     Seed,
     Steps,
+    Unset,
     Weight,
     Wide,
 )
@@ -135,8 +136,8 @@ class Mesh(Block):
     mp: int = Field(1, description="model parallel: weights and activations are split")
     dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field(
         {},
-        description="the factor of an axis that spans slices; left out: the outermost axes, as far "
-        "as they divide",
+        description="the factor of an axis that spans slices",
+        json_schema_extra=Unset("the outermost axes, as far as they divide", "left out:"),
     )
 
     @model_validator(mode="after")
@@ -236,11 +237,14 @@ class Eval(Block):
         500, description="steps between evaluations; null: only at the end"
     )
     batches: Positive | None = Field(
-        None, description="batches per evaluation, at least one per part of a mixture; null: all"
+        None,
+        description="batches per evaluation, at least one per part of a mixture",
+        json_schema_extra=Unset("all", "null:"),
     )
     samples: Samples | None = Field(
         None,
-        description="prompts to generate from, into samples.jsonl of the run folder; null: none",
+        description="prompts to generate from, into samples.jsonl of the run folder",
+        json_schema_extra=Unset("none", "null:"),
     )
 
 
@@ -312,13 +316,15 @@ class Checkpoint(Block):
 
     path: Place | None = Field(
         None,
-        description="a folder or gs://, s3:// URL; default the run folder, or the volume of the "
-        "cluster defaults",
+        description="a folder or gs://, s3:// URL",
+        json_schema_extra=Unset("the run folder, or the volume of the cluster defaults"),
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
     keep: Positive = Field(3, description="number of newest verified steps that are kept")
     best: Best | None = Field(
-        None, description="the best steps by a metric, which are also saved and kept; null: none"
+        None,
+        description="the best steps by a metric, which are also saved and kept",
+        json_schema_extra=Unset("none", "null:"),
     )
 
     def max_kept_steps(self) -> int:
@@ -340,8 +346,8 @@ class Lora(Block):
 
     init_from: Place | None = Field(
         None,
-        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora; "
-        "default new adapters",
+        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora",
+        json_schema_extra=Unset("new adapters"),
     )
     rank: Many = Field(16, description="columns of an adapter's first matrix, rows of its second")
     alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
@@ -357,8 +363,8 @@ class Lora(Block):
     )
     base: Literal["bf16", "int8"] | None = Field(
         None,
-        description="precision of the frozen model: bf16, or int8 matrices; null: that of "
-        "train.precision",
+        description="precision of the frozen model: bf16, or int8 matrices",
+        json_schema_extra=Unset("that of train.precision", "null:"),
     )
 
     @property
@@ -424,8 +430,8 @@ class Loss(Block):
     )
     class_weights: Annotated[list[Rate], Field(min_length=2)] | None = Field(
         None,
-        description="images and tables: weight of each class; multi_label: of its positive rows; "
-        "default 1 for each",
+        description="images and tables: weight of each class; multi_label: of its positive rows",
+        json_schema_extra=Unset("1 for each"),
     )
     focal: Weight = Field(
         0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none"
@@ -473,7 +479,9 @@ class Profile(Block):
     """
 
     at: Natural | None = Field(
-        None, description="steps that are complete when it begins; null: on demand alone"
+        None,
+        description="steps that are complete when it begins",
+        json_schema_extra=Unset("on demand alone", "null:"),
     )
     steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(
         5, description="how many are traced"
@@ -518,8 +526,12 @@ class TrainSpec(Block):
     task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=USER_OBJECT)] = Field(
         description="a built-in task, or module:Class of your own task"
     )
-    model: Model = Field(MLP(), description="the model, by kind; default the task's own")
-    data: Data = Field(Tfds(), description="the data, by source; default the task's own")
+    model: Model = Field(
+        MLP(), description="the model, by kind", json_schema_extra=Unset("the task's own")
+    )
+    data: Data = Field(
+        Tfds(), description="the data, by source", json_schema_extra=Unset("the task's own")
+    )
     mesh: Mesh = Field(Mesh(dp=-1), description="devices per mesh axis; default: all on dp")
     precision: Precision = Field("fp32", description="a named policy, or the dtype of each part")
     batch_norm: Literal["global", "device", "frozen"] = Field(
@@ -536,11 +548,14 @@ class TrainSpec(Block):
     )
     accumulate: Wide = Field(1, description="gradient accumulation: micro-batches per step")
     steps: Steps | None = Field(
-        None, description=f"optimizer steps; alternatively epochs; default {DEFAULT_STEPS} steps"
+        None,
+        description="optimizer steps; alternatively epochs",
+        json_schema_extra=Unset(f"{DEFAULT_STEPS} steps"),
     )
     epochs: Positive | None = Field(
         None,
-        description="passes over the training set, instead of steps; default none: steps count",
+        description="passes over the training set, instead of steps",
+        json_schema_extra=Unset("none: steps count"),
     )
     seed: Seed = Field(
         0,
@@ -551,7 +566,9 @@ class TrainSpec(Block):
         Optimizer(), description="the optimizer, by name, and its schedule"
     )
     lora: Lora | None = Field(
-        None, description="adapters that are trained instead of the model; null: none"
+        None,
+        description="adapters that are trained instead of the model",
+        json_schema_extra=Unset("none", "null:"),
     )
     loss: Loss = Field(
         Loss(), description="terms added to the loss in training, and label smoothing"
@@ -559,7 +576,9 @@ class TrainSpec(Block):
     eval: Eval = Field(Eval(), description="evaluation on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often to save")
     stop_early: StopEarly | None = Field(
-        None, description="early stopping: end when evaluations no longer improve; null: never"
+        None,
+        description="early stopping: end when evaluations no longer improve",
+        json_schema_extra=Unset("never", "null:"),
     )
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",

@@ -90,3 +90,13 @@ def test_page_shows_an_empty_map_as_the_default_of_a_map() -> None:
     rows = {line.split(" | ")[0]: line for line in schema.job_page().splitlines() if "|" in line}
     assert all("| `{}` |" in rows[f"| `{key}`"] for key in ("labels", "node_selector", "secrets"))
     assert "| those of its keys |" in rows["| `resources`"]
+
+
+def test_default_that_no_value_states_is_a_fact_of_the_field() -> None:
+    """The page has it in its own column, and the JSON schema behind the description."""
+    row = next(line for line in schema.job_page().splitlines() if line.startswith("| `batches` |"))
+    meaning = "batches per evaluation, at least one per part of a mixture"
+    assert row.split(" | ")[2:] == ["all", f"{meaning} |"]
+    evaluation = schema.json_schema()["$defs"]["Eval"]["properties"]
+    assert evaluation["batches"]["description"] == f"{meaning}; null: all"
+    assert evaluation["every"]["default"] == 500
