@@ -87,6 +87,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "render": {
         "launcher render job.yaml": "what submit would write",
         "launcher render job.yaml | kubectl apply -f -": "submit without launcher",
+        "launcher render --slurm job.yaml | sbatch": "on the nodes of Slurm",
     },
     "report": {
         "launcher report digits": "writes digits.html: open it in a browser",

@@ -44,7 +44,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Run it on a cluster": {
         "doctor": "Check that the cluster can run JOB_FILE, or any job.",
-        "render": "Print JOB_FILE as Kubernetes manifests.",
+        "render": "Print JOB_FILE as Kubernetes manifests, or as a batch script for Slurm.",
         "submit": "Submit JOB_FILE to a cluster.",
         "stop": "Stop job JOB_NAME, or a run here, after it has saved.",
         "delete": "Delete job JOB_NAME, or a run here with its folder.",

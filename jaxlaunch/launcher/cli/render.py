@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -18,18 +19,31 @@ from jaxlaunch.launcher.manifests.jobset import prepare
 @click.option("-n", "--namespace", help="The namespace to run in. [default: the job's]")
 @options.defaults_option("none")
 @options.output_option("yaml", "json")
+@click.option("--slurm", is_flag=True, help="Print a batch script for Slurm instead.")
+@options.folder_options
 def render_command(
     job_file: Path,
     overrides: tuple[str, ...],
     namespace: str | None,
     defaults_file: Path | None,
     output_format: str,
+    slurm: bool,
+    run_dir: Path | None,
+    volumes: tuple[str, ...],
 ) -> None:
-    """Print JOB_FILE as Kubernetes manifests.
+    """Print JOB_FILE as Kubernetes manifests, or as a batch script for Slurm.
 
     The command does not contact a cluster. The same job, code and cluster defaults give the same
     text: `launcher render job.yaml | kubectl apply -f -`.
+
+    With --slurm, the job runs in the folder, and with the Python, of this command:
+    `launcher render --slurm job.yaml | sbatch`. All nodes must see both at the same paths.
     """
+    if slurm:
+        _render_slurm(job_file, overrides, run_dir, options.parse_volumes(volumes))
+        return
+    if run_dir is not None or volumes:
+        raise click.UsageError("--run-dir and --volume need --slurm.")
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     cluster_defaults = defaults.load_defaults(defaults_file)
     file = jobs.read_job(job_file, overrides)
@@ -40,3 +54,15 @@ def render_command(
         output.show_documents(manifests)
     if file.spec.gang_secret:
         output.show_messages(security.secret_instruction(file.spec.name))
+
+
+def _render_slurm(
+    job_file: Path, overrides: tuple[str, ...], run_dir: Path | None, volumes: Mapping[str, Path]
+) -> None:
+    from jaxlaunch.launcher.local import run_folders, slurm
+    from jaxlaunch.launcher.local.run import LocalRun
+
+    job = jobs.load_job(job_file, overrides)
+    folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
+    local = LocalRun(folder, job_file.absolute().parent, volumes)
+    output.show_lines(*slurm.render_script(job, local).split("\n"))

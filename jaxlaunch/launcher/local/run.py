@@ -164,13 +164,23 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
     """Return the variables that all agents share. Raises UserError for a missing secret."""
     # `python` in a command is this interpreter, even if its environment is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environ = {**os.environ, "PATH": path, **paths.map_env(job.env)}
     missing = [name for name in job.secrets if name not in os.environ]
     if missing:
         raise UserError(
             f"secrets: not set in the environment: {', '.join(missing)}.",
             hint="export them before `launcher run`; on a cluster they come from the Secret.",
         )
+    variables = {
+        contract.UID: uid,
+        contract.PARENT: str(os.getpid()),
+        contract.OUTPUT_PATIENCE: str(_patience_s(sys.stdout)),
+    }
+    return {**os.environ, "PATH": path, **job_variables(job, paths, local), **variables}
+
+
+def job_variables(job: JobSpec, paths: Paths, local: LocalRun) -> dict[str, str]:
+    """Return the variables of a job that are the same for all starts and hosts."""
+    environ = paths.map_env(job.env)
     if job.code_folder:
         environ[contract.CODE_ROOT] = str(paths.base / job.code_folder)
     if local.simulate or job.accelerator.platform == "cpu":
@@ -183,11 +193,8 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
         contract.JOB: make_agent_job(job, paths, local.simulate).to_json(),
         contract.HOSTS: str(job.pods),
         contract.SLICES: str(job.slices),
-        contract.UID: uid,
         contract.RUN_DIR: str(local.folder),
         contract.TAKE_OVER: "1" if local.take_over else "0",
-        contract.PARENT: str(os.getpid()),
-        contract.OUTPUT_PATIENCE: str(_patience_s(sys.stdout)),
     }
     parent = local.folder.parent
     tracking = job.tracking_variables(
