@@ -106,7 +106,7 @@ def make_mask(
     local_size: int | None = None,
     **_: Any,
 ) -> Any:
-    """Return the mask [B or 1, 1, L, L] of a layer, True where a query sees a key."""
+    """Return the mask [B, 1, L, L] of a layer, True where a query sees a key."""
     from torchax import interop
 
     visible = _call.get().visible
@@ -121,8 +121,7 @@ def make_mask(
     pairs_B1LL = visible.pairs_B1LL(kv_length)
     if pairs_B1LL is not None:
         mask_B1LL = mask_B1LL & interop.torch_view(pairs_B1LL)
-    shape = mask_B1LL.shape[0], 1, q_length, kv_length
-    mask_B1LL = mask_B1LL.expand(shape)
+    mask_B1LL = mask_B1LL.expand(batch_size, 1, q_length, kv_length)
     setattr(mask_B1LL, SPAN, find_span(mask_function, q_length, local_size))
     return mask_B1LL
 

@@ -59,6 +59,7 @@ TINY_SIZES: Mapping[str, int] = {
     "n_head": 4,
     "num_heads": 4,
     "head_dim": 16,
+    "rotary_dim": 8,
     "vocab_size": 128,
     "sliding_window": 8,
     "attention_chunk_size": 16,

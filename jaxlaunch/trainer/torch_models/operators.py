@@ -1,11 +1,12 @@
-"""JAX implementations of torch operators for which torchax has no rule.
+"""JAX implementations of torch operators for which torchax has no rule, or a slow one.
 
-E experts, N rows, I inputs, O outputs.
+E experts, N rows, I inputs, O outputs, B batch, C channels, L length, K size of a kernel.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +22,16 @@ def register_operators() -> None:
     from torchax import interop
 
     environment = torchax.default_env()
-    environment.override_op_definition(
-        torch.ops.aten._grouped_mm.default, functools.partial(interop.call_jax, grouped_product)
-    )
+    aten = torch.ops.aten
+    convolve = environment._ops[aten.convolution].func
+    implementations = {
+        aten._grouped_mm.default: grouped_product,
+        aten.convolution.default: functools.partial(depthwise_convolution, convolve),
+    }
+    for operator, implementation in implementations.items():
+        environment.override_op_definition(
+            operator, functools.partial(interop.call_jax, implementation)
+        )
 
 
 def grouped_product(
@@ -39,3 +47,31 @@ def grouped_product(
     sizes_E = jnp.diff(offs, prepend=0).astype(jnp.int32)
     product: Array = jax.lax.ragged_dot(x_NI, weights_EIO, sizes_E)
     return product
+
+
+def depthwise_convolution(
+    convolve: Callable[..., Array],
+    x_BCL: Array,
+    weight_C1K: Array,
+    bias_C: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *options: Any,
+) -> Array:
+    """Compute torch's convolution; one along a sequence, channel by channel, as a sum of products.
+
+    XLA (jaxlib 0.10.2) returns a wrong gradient of the weight of such a convolution on a mesh.
+    All other convolutions are computed by `convolve`, torchax's rule.
+    """
+    is_depthwise = x_BCL.ndim == 3 and weight_C1K.shape[:2] == (x_BCL.shape[1], 1)
+    is_plain = [*stride, *dilation, *options[:1]] == [1, 1, False]
+    if not (is_depthwise and is_plain):
+        return convolve(x_BCL, weight_C1K, bias_C, stride, padding, dilation, *options)
+    padded_BCL = jnp.pad(x_BCL, ((0, 0), (0, 0), (padding[0], padding[0])))
+    size = weight_C1K.shape[-1]
+    length = padded_BCL.shape[-1] - size + 1
+    product_BCL = jnp.zeros((*x_BCL.shape[:2], length), x_BCL.dtype)
+    for tap in range(size):
+        product_BCL += weight_C1K[None, :, 0, tap, None] * padded_BCL[..., tap : tap + length]
+    return product_BCL if bias_C is None else product_BCL + bias_C[None, :, None]

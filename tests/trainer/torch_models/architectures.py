@@ -111,13 +111,38 @@ ARCHITECTURES = [
     "xlstm",
 ]
 
-
+# Sizes of Mamba layers, whose heads must be as wide as the layer.
+MAMBA_SIZES = {
+    "hidden_size": 64,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+}
 # Sizes that published configurations have, and that the default configuration leaves out.
 SIZES: dict[str, dict[str, Any]] = {
+    "bamba": MAMBA_SIZES,
     "deepseek_v2": {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_group": 2},
+    "dots1": {
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {**MAMBA_SIZES, "layer_types": ["mamba", "attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
-    "mamba2": {"expand": 2, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "mamba2": {
+        "hidden_size": 32,
+        "expand": 2,
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 1,
+    },
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
 }
