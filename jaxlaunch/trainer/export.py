@@ -35,6 +35,7 @@ from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.spec import (
     MLP,
     ImageModel,
+    Lora,
     PublishedModel,
     ResNet,
     TransformersModel,
@@ -95,23 +96,10 @@ def export(
         files = save.save_mlp(to, model, params, extra_files)
         return _summarize_export(stored_step, "MLP", params, files, notes)
     _check_published(model)
-    if isinstance(model, ResNet):
-        params = {**params, **reader.evaluated_buffers(stored_step, ema)}
-    if isinstance(model, TransformersModel):
-        params = {**params, **reader.evaluated_buffers(stored_step, ema)}
-        turn_ends = _find_turn_ends(
-            f"step {stored_step.step} of {folder}", extra_files, notes.append
-        )
-        architecture, files = torch_export.save_model(to, model, params, extra_files, turn_ends)
-        return _summarize_export(stored_step, architecture, params, files, notes)
-    architecture = FAMILIES[config_json.find_family(model)].architecture
     lora = reader.recorded_lora(stored_step)
-    classes = (inputs or {}).get("classes", ())
-    if lora is None and merged:
-        raise SpecError(
-            f"step {stored_step.step} holds a whole model, no adapters to be merged; leave "
-            "--merged out"
-        )
+    if lora is None and isinstance(model, ResNet | TransformersModel):
+        params = {**params, **reader.evaluated_buffers(stored_step, ema)}
+    _check_merged(merged, stored_step, model, lora)
     checkpoint = f"step {stored_step.step} of {folder}"
     turn_ends = _find_turn_ends(checkpoint, extra_files, notes.append)
     if lora is not None and not merged:
@@ -119,6 +107,14 @@ def export(
         # that end a turn.
         generation = folders.render_generation_config(model.init_from, extra_files, turn_ends)
         extra_files[folders.GENERATION_FILE] = save.encode_json(generation)
+    if isinstance(model, TransformersModel):
+        architecture, files = torch_export.save_model(
+            to, model, lora, params, extra_files, turn_ends
+        )
+        return _summarize_export(stored_step, architecture, params, files, notes)
+    architecture = FAMILIES[config_json.find_family(model)].architecture
+    classes = (inputs or {}).get("classes", ())
+    if lora is not None and not merged:
         files = peft.write_adapters(to, model, lora, params, extra_files)
         architecture = f"adapters of {architecture}"
         return _summarize_export(stored_step, architecture, params, files, notes)
@@ -139,6 +135,19 @@ def _check_published(model: Any) -> None:
         kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
         raise SpecError(
             f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one"
+        )
+
+
+def _check_merged(merged: bool, step: StoredStep, model: Any, lora: Lora | None) -> None:
+    """Raise SpecError if `merged` is set for a step without adapters, or with peft's modules."""
+    if merged and lora is None:
+        raise SpecError(
+            f"step {step.step} holds a whole model, no adapters to be merged; leave --merged out"
+        )
+    if merged and isinstance(model, TransformersModel):
+        raise SpecError(
+            "--merged applies to adapters of built-in models; export without it, and call "
+            "merge_and_unload of peft's PeftModel"
         )
 
 

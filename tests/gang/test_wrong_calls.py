@@ -194,7 +194,7 @@ TRAINER_REFUSALS: dict[str, tuple[int, str]] = {
     ),
     "adapters for images": (
         64,
-        "train.lora: applies to a decoder or gpt2, and train.model.kind = mlp",
+        "train.lora: applies to a decoder, gpt2 or transformers, and train.model.kind = mlp",
     ),
     "a task of no module": (
         64,

@@ -13,13 +13,18 @@ from jaxlaunch.trainer.torch_models import build
 
 
 def iterate_parameters(
-    model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
+    model: PublishedModel,
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+    seed: int,
+    *,
+    is_cast: bool = True,
 ) -> Iterator[tuple[str, Array]]:
     """Yield the parameters of `model.init_from` one by one, so that the caller can release each.
 
     Args:
         model: Model of the job.
         targets: Shapes, dtypes and shardings by name.
+        seed: Seed of the weights if `model.weights` is random.
         is_cast: Whether to cast to the dtypes of `targets` instead of keeping those of the folder.
 
     Raises:
@@ -28,4 +33,4 @@ def iterate_parameters(
     """
     if not isinstance(model, TransformersModel):
         return load.iterate_parameters(model, targets, is_cast=is_cast)
-    return build.iterate_parameters(model, targets, is_cast=is_cast)
+    return build.iterate_parameters(model, targets, seed, is_cast=is_cast)

@@ -37,13 +37,13 @@ ADAPTERS_OF, REFERENCE_OF = "adapters of", "a model compared with"
 
 
 def read_base(
-    model: PublishedModel, abstract_params: AbstractParams
+    model: PublishedModel, abstract_params: AbstractParams, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the frozen parameters from the model's folder, and their record for checkpoints.
 
     Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The
-    digest therefore does not depend on the dtype in which the base is kept in memory. Raises
-    SpecError as base_weights.iterate_parameters does.
+    digest therefore does not depend on the dtype in which the base is kept in memory. Random
+    weights are drawn from `seed`. Raises SpecError as base_weights.iterate_parameters does.
     """
     inputs = _input_counts(model)
     scales = {name for name in abstract_params if name.endswith(peft.SCALE_SUFFIX)}
@@ -58,7 +58,7 @@ def read_base(
         else:
             params[name] = array.astype(abstract_params[name].dtype)
 
-    digest = _compute_digest(model, stored, store_parameter)
+    digest = _compute_digest(model, stored, seed, store_parameter)
     shapes = {name: list(target.shape) for name, target in stored.items()}
     return params, {"init_from": model.init_from, "shapes": shapes, "digest": digest}
 
@@ -73,7 +73,7 @@ def record_base(model: PublishedModel, recorded: Mapping[str, Any]) -> dict[str,
         name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
         for name, shape in recorded["shapes"].items()
     }
-    digest = _compute_digest(model, abstract_params, lambda name, array: None)
+    digest = _compute_digest(model, abstract_params, 0, lambda name, array: None)
     return {**recorded, "init_from": model.init_from, "digest": digest}
 
 
@@ -134,14 +134,15 @@ def check_digest(
 
 
 def _compute_digest(
-    model: PublishedModel, abstract_params: AbstractParams, on_parameter: Any
+    model: PublishedModel, abstract_params: AbstractParams, seed: int, on_parameter: Any
 ) -> str:
     """Call `on_parameter(name, array)` for each parameter, and return a digest of all of them.
 
     The digest is made of integer sums, so it does not depend on the mesh.
     """
     sums = {}
-    for name, array in base_weights.iterate_parameters(model, abstract_params, is_cast=False):
+    arrays = base_weights.iterate_parameters(model, abstract_params, seed, is_cast=False)
+    for name, array in arrays:
         # Each device sums its own part, and the sums are replicated.
         replicated = None
         if isinstance(array.sharding, NamedSharding):

@@ -13,7 +13,7 @@ B batch, L length, I inputs, O outputs, R rank. I and O may be several axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from jaxlaunch.trainer.models.layers import Drop, apply_kernel
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.parallel.sharding import constrain
 from jaxlaunch.trainer.spec import Lora, PublishedModel, TrainSpec
+from jaxlaunch.trainer.torch_models.network import TorchModel
 
 # Folded into the key of the adapters' initial weights, so that adapters do not change the draws of
 # the model's own weights.
@@ -82,10 +83,21 @@ class Adapters:
         names = [kernel.name for kernel in self._kernels]
         return frozenset([*names, *(name + peft.SCALE_SUFFIX for name in names)])
 
+    @property
+    def target_names(self) -> Sequence[str]:
+        """Names of the adapted modules, for messages."""
+        assert isinstance(self._model, PublishedModel), "the spec checks it"
+        return peft.module_names(self._model, self._adapted)
+
     def read_initial_adapters(
-        self, abstract_params: Mapping[str, jax.ShapeDtypeStruct]
+        self, abstract_params: Mapping[str, jax.ShapeDtypeStruct], base: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Read the adapters of the job's peft folder. Returns an empty dict if there is none."""
+        """Return the adapters that are not drawn: those of the job's peft folder, if it has one.
+
+        Args:
+            abstract_params: Shapes and shardings of the adapters.
+            base: The frozen parameters of a folder, which some adapters start from.
+        """
         if self._lora.init_from is None:
             return {}
         return peft.read_adapters(self._lora, self._adapted, abstract_params)
@@ -95,9 +107,9 @@ class Adapters:
         sizes = {name: leaf.size for name, leaf in params.items()}
         trained = sum(size for name, size in sizes.items() if peft.is_adapter(name))
         total = sum(size for name, size in sizes.items() if not name.endswith(peft.SCALE_SUFFIX))
-        modules = ", ".join(peft.module_names(self._model, self._adapted))
+        targets = ", ".join(self.target_names)
         return (
-            f"train.lora: rank {self._lora.rank} at {modules}; {trained:,} of {total:,} parameters "
+            f"train.lora: rank {self._lora.rank} at {targets}; {trained:,} of {total:,} parameters "
             f"are trained ({trained / total:.2%}), optimizer {memory.total_bytes(opt):,} bytes, "
             f"checkpoint {memory.total_bytes(saved):,} bytes"
         )
@@ -239,7 +251,7 @@ def evaluation_reference(model: nnx.Module) -> Any:
         # A second module with the same arrays, so that the adapters of the model stay active.
         reference = nnx.merge(graph, arrays)
         for _, module in nnx.iter_modules(reference):
-            if isinstance(module, FrozenKernel):
+            if isinstance(module, FrozenKernel | TorchModel):
                 module.is_adapted = False
     reference.eval()
     return reference

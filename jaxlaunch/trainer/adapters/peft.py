@@ -26,11 +26,13 @@ from jaxlaunch.trainer.huggingface.families import key_set
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensor_files import ADAPTER_CONFIG_FILE, TensorFiles
-from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpec
+from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpec, TransformersModel
 
 # Suffixes, after the name of a kernel, of its adapter's two matrices and of its int8 factors.
 A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"
 SCALE_SUFFIX = ".int8_scale"
+# The parts of the names of parameters in peft's modules that the model itself does not have.
+_MODULE_PART = re.compile(r"\.(lora_A|lora_B|lora_magnitude_vector|modules_to_save)\.")
 # peft adds this prefix to the model's names of tensors.
 TENSOR_PREFIX = "base_model.model."
 ALL_LINEAR = "all-linear"
@@ -188,8 +190,8 @@ def adapter_leaves(kernels: Sequence[Kernel]) -> dict[str, Leaf]:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter belongs to an adapter."""
-    return name.endswith((A_SUFFIX, B_SUFFIX))
+    """Return whether a parameter belongs to an adapter, ours or one of peft's modules."""
+    return name.endswith((A_SUFFIX, B_SUFFIX)) or _MODULE_PART.search(name) is not None
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -198,6 +200,13 @@ KEY = "train.lora.init_from"
 CONFIG, STEM = ADAPTER_CONFIG_FILE, "adapter_model"
 # peft's name of a key -> ours in train.lora.
 CONFIG_KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
+# The same for the keys that only models of transformers have.
+MODULE_KEYS: Mapping[str, str] = {
+    "use_dora": "dora",
+    "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
+    "modules_to_save": "modules_to_save",
+}
 # The values in peft of keys that a file leaves out.
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
 # Keys that do not affect which modules have adapters or what these compute. They describe the base,
@@ -239,11 +248,14 @@ def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
         return train
     assert isinstance(train.model, PublishedModel), "the spec checks it"
     folder_lora = read_lora_config(lora.init_from, train.model)
-    settings = {key: getattr(folder_lora, key) for key in ("rank", "alpha", "rslora", "targets")}
+    keys = [*CONFIG_KEYS.values(), *MODULE_KEYS.values(), "targets"]
+    settings = {key: getattr(folder_lora, key) for key in keys}
     for key in [key for key in settings if key in lora.model_fields_set]:
         value = getattr(lora, key)
         is_equal = value == settings[key]
-        if key == "targets":
+        if key == "targets" and isinstance(train.model, TransformersModel):
+            is_equal = sorted(value) == settings[key]
+        elif key == "targets":
             # Two lists of targets may select the same kernels.
             is_equal = select_kernels(train.model, lora) == select_kernels(train.model, folder_lora)
         if not is_equal:
@@ -272,7 +284,9 @@ def read_lora_config(folder: str, model: PublishedModel) -> Lora:
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise SpecError(f"{path}: peft_type = {kind} is not LORA, the only supported kind")
-    other_keys = [key for key in config if key not in READ_KEYS | IGNORED_KEYS]
+    is_module = isinstance(model, TransformersModel)
+    config_keys = {**CONFIG_KEYS, **(MODULE_KEYS if is_module else {})}
+    other_keys = [key for key in config if key not in READ_KEYS | IGNORED_KEYS | {*config_keys}]
     unsupported_keys = [
         key for key in other_keys if config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)
     ]
@@ -287,7 +301,12 @@ def read_lora_config(folder: str, model: PublishedModel) -> Lora:
     if not (is_list or isinstance(modules, str)):
         problem = f"{modules} is neither a list of names nor a regular expression"
         raise SpecError(f"{path}: target_modules = {problem}")
-    names_by_key = {ours: theirs for theirs, ours in CONFIG_KEYS.items() if theirs in config}
+    # peft writes null where there are no modules to save.
+    names_by_key = {
+        ours: theirs
+        for theirs, ours in config_keys.items()
+        if theirs in config and (config[theirs] is not None or theirs in CONFIG_KEYS)
+    }
     keys = {ours: config[theirs] for ours, theirs in names_by_key.items()}
     try:
         lora = Lora.model_validate(DEFAULTS | keys)
@@ -295,7 +314,13 @@ def read_lora_config(folder: str, model: PublishedModel) -> Lora:
         fault = error.errors()[0]
         key = names_by_key[str(fault["loc"][0])]
         raise SpecError(f"{path}: {key} = {config[key]}: {pydantic_message(fault)}") from None
-    targets = read_targets(model, modules, f"{path}: target_modules")
+    if is_module:
+        if isinstance(modules, str) and modules != ALL_LINEAR:
+            problem = "is a regular expression; write a list of module names"
+            raise SpecError(f"{path}: target_modules = {modules} {problem}")
+        targets = sorted([modules] if isinstance(modules, str) else modules)
+    else:
+        targets = read_targets(model, modules, f"{path}: target_modules")
     return lora.model_copy(update={"targets": targets})
 
 

@@ -45,6 +45,7 @@ from jaxlaunch.trainer.spec.model import (
     Model,
     ResNet,
     Sizes,
+    TransformersModel,
     model_sizes,
 )
 from jaxlaunch.trainer.spec.optimizer import Optimizer
@@ -366,6 +367,25 @@ class Lora(Block):
         description="precision of the frozen model: bf16, or int8 matrices",
         json_schema_extra=Unset("that of train.precision", "null:"),
     )
+    dora: bool = Field(
+        False,
+        description="kind: transformers: train the norms of the rows too (DoRA). Liu et al. 2024",
+    )
+    rank_pattern: dict[str, Many] = Field(
+        {}, description="kind: transformers: rank of the modules that a pattern of peft matches"
+    )
+    alpha_pattern: dict[str, Rate] = Field(
+        {}, description="kind: transformers: alpha of the modules that a pattern of peft matches"
+    )
+    modules_to_save: list[str] = Field(
+        [], description="kind: transformers: modules that are trained whole, such as lm_head"
+    )
+
+    @property
+    def module_keys(self) -> list[str]:
+        """The changed keys that only adapters of peft's modules have."""
+        keys = ("dora", "rank_pattern", "alpha_pattern", "modules_to_save")
+        return [*filter(self.is_changed, keys)]
 
     @property
     def scaling(self) -> float:
@@ -669,8 +689,19 @@ class TrainSpec(Block):
     @classmethod
     def _check_lora(cls, lora: Lora | None, info: ValidationInfo) -> Lora | None:
         model = info.data.get("model")
-        if lora is not None and model is not None and not isinstance(model, Decoder | GPT2):
-            raise ValueError(f"applies to a decoder or gpt2, and train.model.kind = {model.kind}")
+        if lora is None or model is None:
+            return lora
+        if isinstance(model, TransformersModel):
+            if lora.base == "int8":
+                raise ValueError("base: int8 applies to built-in models; use bf16")
+            if model.weights == "random":
+                raise ValueError("trains adapters of a folder's weights, and model.weights: random")
+        elif not isinstance(model, Decoder | GPT2):
+            kinds = "a decoder, gpt2 or transformers"
+            raise ValueError(f"applies to {kinds}, and train.model.kind = {model.kind}")
+        elif lora.module_keys and not model.is_partial:
+            key, kind = lora.module_keys[0], model.kind
+            raise ValueError(f"{key} needs train.model.kind = transformers, which is {kind}")
         return lora
 
     @field_validator("epochs")

@@ -331,8 +331,8 @@ def _adapter_changes(
         return [_describe_change("lora", *forms)]
     return [
         _describe_change(f"lora.{key}", saved[key], current[key])
-        for key in ("rank", "targets")
-        if saved[key] != current[key]
+        for key in ("rank", "targets", "dora", "rank_pattern", "modules_to_save")
+        if saved.get(key, current[key]) != current[key]
     ]
 
 

@@ -28,6 +28,7 @@ from jaxlaunch.trainer.adapters.lora import (
     Adapters,
     attach_reference,
 )
+from jaxlaunch.trainer.adapters.module_adapters import ModuleAdapters
 from jaxlaunch.trainer.adapters.peft import is_adapter
 from jaxlaunch.trainer.numerics import memory, precision
 from jaxlaunch.trainer.optim import loss_scale, optimizers, transforms
@@ -265,7 +266,10 @@ class StateBuilder:
         self.is_builtin = is_our_task and not isinstance(
             spec.model, CustomModel | TransformersModel
         )
-        self.adapters = None if spec.lora is None else Adapters(spec, self.precision.params)
+        self.adapters: Adapters | None = None
+        if spec.lora is not None:
+            is_module = isinstance(spec.model, TransformersModel)
+            self.adapters = (ModuleAdapters if is_module else Adapters)(spec, self.precision.params)
         self._has_reference = self.adapters is None and task.needs_reference
         self.base: dict[str, Any] | None = None
         with self.trace_context():
@@ -344,11 +348,15 @@ class StateBuilder:
         model, loaded = self._spec.model, self._read_base()
         saved = self.saved_params(self.abstract.params)
         if self.adapters is not None:
-            loaded |= self.adapters.read_initial_adapters(saved)
+            loaded |= self.adapters.read_initial_adapters(saved, loaded)
         elif isinstance(model, PublishedModel) and model.init_from is not None:
-            loaded |= base_weights.iterate_parameters(
-                model, saved | float_buffers(self.abstract.buffers)
-            )
+            buffers = float_buffers(self.abstract.buffers)
+            targets = {
+                name: leaf
+                for name, leaf in (saved | buffers).items()
+                if not name.startswith(REFERENCE_PREFIX)
+            }
+            loaded |= base_weights.iterate_parameters(model, targets, self._spec.seed)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         state: TrainState = self._compute_once(self._initial_state, shardings, loaded)
         return state
@@ -383,7 +391,11 @@ class StateBuilder:
         params: NamedArrays = {}
         for name, param in initial_params.items():
             params[name] = self._cast_stored(name, loaded.get(name, param))
-        buffers = {name: loaded.get(name, leaf) for name, leaf in buffers.items()}
+        buffers = {
+            # The reference has the statistics of the model that it is a copy of.
+            name: loaded.get(name.removeprefix(REFERENCE_PREFIX), leaf)
+            for name, leaf in buffers.items()
+        }
         trained, ema = self.trained_params(params), None
         if self._spec.optimizer.ema is not None:
             ema = optimizers.init_ema(trained | float_buffers(buffers))
@@ -409,7 +421,7 @@ class StateBuilder:
             abstract_base = {
                 name.removeprefix(prefix): leaf for name, leaf in abstract_params.items()
             }
-            params, self.base = frozen_base.read_base(model, abstract_base)
+            params, self.base = frozen_base.read_base(model, abstract_base, self._spec.seed)
             return {prefix + name: param for name, param in params.items()}
         shardings = {name: leaf.sharding for name, leaf in abstract_params.items()}
         base: NamedArrays = self._compute_once(

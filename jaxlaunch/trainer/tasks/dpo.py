@@ -112,7 +112,8 @@ class Preference(Task):
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """Return the first pair that is too long or has unknown tokens, and a sentence about it."""
         config, tokens_B2T = spec.model, batch["tokens"]
-        if not isinstance(config, specs.Decoder | specs.GPT2):
+        language_models = specs.Decoder | specs.GPT2 | specs.TransformersModel
+        if not isinstance(config, language_models) or config.vocab is None:
             return None
         length = tokens_B2T.shape[-1] - 1
         if length > config.length:

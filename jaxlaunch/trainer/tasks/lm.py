@@ -74,7 +74,7 @@ class NextToken(Task):
             case specs.GPT2() as config:
                 return GPT2(config, rngs, options)
             case specs.TransformersModel() as config:
-                return build.build_model(config, rngs, options)
+                return build.build_model(config, rngs, options, spec.lora)
             case specs.CustomModel() as config:
                 return custom.build_model(spec, config, rngs, lambda: (self._sample_tokens(spec),))
         raise SpecError(

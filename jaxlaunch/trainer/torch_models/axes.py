@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.trainer.parallel.sharding import Axes
+from jaxlaunch.trainer.torch_models import adapters
 
 # Styles of a plan whose outputs, or rows of a table, are split over mp.
 COLUMN_STYLES = (
@@ -28,11 +29,21 @@ EXPERT_STYLE = "grouped_gemm"
 
 
 def parameter_axes(module: Any) -> dict[str, Axes | None]:
-    """Return the logical axes of each parameter of a module of transformers, by its name."""
+    """Return the logical axes of each parameter of a module of transformers, by its torch name.
+
+    The matrices of adapters are not in a plan and are split over fsdp only.
+    """
     tensor_plan = _compile_plan(getattr(module, "_tp_plan", None) or {})
     expert_plan = _compile_plan(getattr(module, "_ep_plan", None) or {})
+    names = adapters.parameter_names(module)
     return {
-        name: _find_axes(name, tuple(parameter.shape), tensor_plan, expert_plan)
+        name: _find_axes(
+            # A copy of a module is split like the module.
+            names[name].replace(adapters.SAVED_PART, ""),
+            tuple(parameter.shape),
+            tensor_plan,
+            expert_plan,
+        )
         for name, parameter in module.named_parameters()
     }
 

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import string
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,25 @@ from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.spec import TransformersModel
-from jaxlaunch.trainer.torch_models import build
+from jaxlaunch.trainer.huggingface.tensor_files import ADAPTER_CONFIG_FILE
+from jaxlaunch.trainer.spec import Lora, TransformersModel
+from jaxlaunch.trainer.torch_models import adapters, build
 
 
 def save_model(
     target: str,
     model: TransformersModel,
+    lora: Lora | None,
     params: Mapping[str, Parameter],
     extra_files: Mapping[str, bytes],
     turn_ends: tuple[int, ...] = (),
 ) -> tuple[str, list[str]]:
-    """Write a model as a folder of Hugging Face.
+    """Write a model as a folder of Hugging Face, or its adapters as a folder of peft.
 
     Args:
         target: Folder to write.
         model: Model, whose folder has the configuration.
+        lora: The adapters that `params` are; None for a whole model.
         params: Parameters and persistent buffers by name.
         extra_files: Contents of further files by name.
         turn_ends: Tokens that end a turn of a chat.
@@ -50,13 +54,15 @@ def save_model(
     """
     source = model.init_from or ""
     module = build.empty_module(source)
+    if lora is not None:
+        return _save_adapters(target, source, module, lora, params, extra_files)
     if missing := sorted({name for name, _ in module.named_parameters()} - params.keys()):
         raise SpecError(
             f"{source}/config.json is of another model than the checkpoint, which has no "
             f"{', '.join(missing[:3])}"
         )
     tensors = list_tensors(module, params)
-    leaves = {name: _identity_leaf(name, len(tensor.shape)) for name, tensor in tensors.items()}
+    leaves = {name: plain_leaf(name, len(tensor.shape)) for name, tensor in tensors.items()}
     config = json.loads((Path(source) / "config.json").read_text())
     # Weights of 8 bits are written in the dtype of the training.
     config.pop("quantization_config", None)
@@ -70,9 +76,35 @@ def save_model(
     return type(module).__name__, save.write_folder(target, leaves, tensors, files)
 
 
-def _identity_leaf(name: str, dims: int) -> Leaf:
+def plain_leaf(name: str, dims: int) -> Leaf:
+    """Return the layout of a parameter that a file has as it is."""
     letters = string.ascii_lowercase[:dims]
     return Leaf(letters, " ".join(letters), name)
+
+
+def _save_adapters(
+    target: str,
+    folder: str,
+    module: Any,
+    lora: Lora,
+    params: Mapping[str, Parameter],
+    extra_files: Mapping[str, bytes],
+) -> tuple[str, list[str]]:
+    """Write adapters as peft's `save_pretrained` would write them, and `extra_files`."""
+    wrapper = adapters.add_adapters(module, lora)
+    leaves = {
+        name: plain_leaf(file_name, len(params[name].shape))
+        for name, file_name in adapters.file_names(wrapper).items()
+    }
+    files: dict[str, Mapping[str, Any] | bytes] = {
+        ADAPTER_CONFIG_FILE: adapters.render_config(wrapper, folder),
+        **extra_files,
+    }
+    # peft reads one file.
+    names = save.write_folder(
+        target, leaves, params, files, stem="adapter_model", file_bytes=sys.maxsize
+    )
+    return f"adapters of {type(module).__name__}", names
 
 
 @dataclasses.dataclass

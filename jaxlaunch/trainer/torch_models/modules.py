@@ -27,6 +27,8 @@ REQUIRED_VERSIONS: Mapping[str, tuple[str, str]] = {
     "torchax": ("0.0.13", "0.1"),
     "transformers": ("5.20", "6"),
 }
+# What adapters need in addition.
+ADAPTER_VERSIONS: Mapping[str, tuple[str, str]] = {"peft": ("0.21", "1")}
 # Classes of transformers by the task of the job.
 CAUSAL_LM = "AutoModelForCausalLM"
 # The attention that an architecture computes by itself.
@@ -37,9 +39,9 @@ class UnsupportedAttentionError(Exception):
     """An architecture that computes attention by itself only."""
 
 
-def check_versions() -> None:
-    """Raise SpecError unless compatible versions of torch, torchax and transformers are there."""
-    for name, (first, end) in REQUIRED_VERSIONS.items():
+def check_versions(required: Mapping[str, tuple[str, str]] = REQUIRED_VERSIONS) -> None:
+    """Raise SpecError unless packages have versions from the first to before the second."""
+    for name, (first, end) in required.items():
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

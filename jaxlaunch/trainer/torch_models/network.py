@@ -27,7 +27,7 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.numerics.remat import remat_layer
 from jaxlaunch.trainer.parallel.sharding import Axes, constrain, gather_weight
-from jaxlaunch.trainer.torch_models import attention, axes, modules, operators
+from jaxlaunch.trainer.torch_models import adapters, attention, axes, modules, operators
 
 # Keyword arguments of every call: only tuples of arrays leave a module.
 CALL_OPTIONS = {"use_cache": False, "return_dict": False}
@@ -55,12 +55,21 @@ class TorchModel(nnx.Module):
     Attributes:
         torch_module: The module, without weights.
         packs_rows: Whether the examples of packed rows are independent of each other.
+        has_adapters: Whether the module has adapters of peft.
+        is_adapted: Whether it computes with them; the reference of preferences does not.
     """
 
     def __init__(
-        self, module: Any, rngs: nnx.Rngs, options: ModelOptions, *, packs_rows: bool = True
+        self,
+        module: Any,
+        rngs: nnx.Rngs,
+        options: ModelOptions,
+        *,
+        packs_rows: bool = True,
+        has_adapters: bool = False,
     ) -> None:
         self.torch_module = module
+        self.has_adapters = self.is_adapted = has_adapters
         self.packs_rows = packs_rows
         self.attention_name = options.attention
         self.output_dtype = options.output
@@ -69,7 +78,13 @@ class TorchModel(nnx.Module):
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         axes_by_name = axes.parameter_axes(module)
         variables = _zero_parameters(module, axes_by_name) | _persistent_buffers(module)
-        tree = _nest(variables)
+        # Static data of nnx has to be hashable.
+        self.torch_names = tuple(
+            (published, name)
+            for name, published in adapters.parameter_names(module).items()
+            if name in variables
+        )
+        tree = _nest({published: variables[name] for published, name in self.torch_names})
         self.roots = tuple(tree)
         for root, branch in tree.items():
             setattr(self, root, nnx.data(branch))
@@ -78,10 +93,9 @@ class TorchModel(nnx.Module):
             name: value for name, value in axes_by_name.items() if not name.startswith(layers)
         }
 
-    def values(self) -> dict[str, Array]:
-        """Return the parameters and the buffers by their published names."""
-        variables = _flatten({root: getattr(self, root) for root in self.roots})
-        return {name: variable.get_value() for name, variable in variables.items()}
+    def variables(self) -> dict[str, nnx.Variable[Array]]:
+        """Return the variables of the parameters and the buffers by their published names."""
+        return _flatten({root: getattr(self, root) for root in self.roots})
 
     def call(self, visible: Visible, keywords: Mapping[str, Any]) -> tuple[Array, ...]:
         """Call the module with arrays as keyword arguments, and return its outputs."""
@@ -90,10 +104,16 @@ class TorchModel(nnx.Module):
         from torchax import interop
 
         arrays = {name: jnp.asarray(array) for name, array in self.torch_module.named_buffers()}
-        arrays |= {name: self._gather_outer(name, value) for name, value in self.values().items()}
+        variables = self.variables()
+        arrays |= {
+            name: self._gather_outer(name, variables[published].get_value())
+            for published, name in self.torch_names
+        }
         environment = torchax.default_env()
         key = self.streams.dropout()
         self.torch_module.train(not self.deterministic)
+        if self.has_adapters:
+            adapters.enable_adapters(self.torch_module, self.is_adapted)
         with (
             environment,
             environment.override_property(prng=key),

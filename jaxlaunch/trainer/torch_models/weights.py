@@ -185,13 +185,13 @@ def convert_tensors(
 
 
 def iterate_random(
-    config: Any, targets: Mapping[str, jax.ShapeDtypeStruct]
+    config: Any, targets: Mapping[str, jax.ShapeDtypeStruct], seed: int
 ) -> Iterator[tuple[str, Array]]:
     """Yield random parameters as transformers initializes them, in the memory of this process."""
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, tensor in module.state_dict().items():
         if (target := targets.get(name)) is not None:

@@ -59,7 +59,11 @@ def test_unmatched_target_is_rejected(targets: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("task", "lora", "message"),
     [
-        (tiny.Digits(), {}, "lora\n.*applies to a decoder or gpt2, and train.model.kind = mlp"),
+        (
+            tiny.Digits(),
+            {},
+            "lora\n.*applies to a decoder, gpt2 or transformers, and train.model.kind = mlp",
+        ),
         (tiny.Pictures(), {}, "train.model.kind = vit"),
         (tiny.Counting(), {"targets": []}, "lora.targets\n.*at least 1 item"),
         (tiny.Counting(), {"rank": 0}, "lora.rank\n.*greater than 0"),

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,21 +13,31 @@ from tests import environments, needs
 
 pytestmark = pytest.mark.extended
 
-SCENARIOS = Path(__file__).with_name("scenarios.py")
 # With sinks, windows and stacked experts.
 FAMILIES = ("gpt_oss",)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def run_with_torch(module, folder, *names):
+    """Return the JSON lines that a module of tests prints in the environment of torch."""
     packages = str(needs.packages("torchax"))
-    environ = {**os.environ, **environments.LAZY, "PYTHONPATH": packages}
-    folder = tmp_path_factory.mktemp("models")
-    command = [sys.executable, str(SCENARIOS), str(folder), *FAMILIES]
+    path = os.pathsep.join((str(needs.ROOT), packages))
+    environ = {**os.environ, **environments.LAZY, "PYTHONPATH": path}
+    command = [sys.executable, "-m", f"tests.trainer.torch_models.{module}", str(folder), *names]
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0
-    rows = map(json.loads, done.stdout.splitlines())
+    return [*map(json.loads, done.stdout.splitlines())]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    rows = run_with_torch("scenarios", tmp_path_factory.mktemp("models"), *FAMILIES)
     return {row["model_type"]: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def comparisons(tmp_path_factory):
+    rows = run_with_torch("against_torch", tmp_path_factory.mktemp("comparisons"))
+    return {row["case"]: row for row in rows}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -41,3 +50,24 @@ def test_model_trains_resumes_to_the_bit_and_loads_in_transformers(results, fami
     assert result["equal_exports"]
     assert result["moved"] > 1e-4
     assert result["config"]["model_type"] == family
+
+
+def test_preferences_are_learned_as_with_torch(comparisons):
+    assert comparisons["dpo"]["loss"] < 1e-5
+    assert comparisons["dpo"]["gradient"] < 1e-5
+
+
+@pytest.mark.parametrize("case", ["lora", "dora"])
+def test_adapters_are_trained_and_exported_as_with_peft(comparisons, case):
+    result = comparisons[case]
+    assert result["loss"] < 1e-5
+    assert result["trained"] < 1e-5
+    assert result["moved"] > 1e-3
+    # The job's own folder is the base, which peft was not told.
+    assert set(result["keys"]) <= {"base_model_name_or_path"}
+    assert result["read"] == 0
+
+
+def test_random_weights_are_drawn_from_the_seed(comparisons):
+    assert comparisons["random"]["equal"] == 0
+    assert comparisons["random"]["other"] > 0.1

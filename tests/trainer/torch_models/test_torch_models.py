@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.spec import TrainSpec, TransformersModel, model_sizes
-from jaxlaunch.trainer.torch_models import axes, checked, compare, modules, operators
+from jaxlaunch.trainer.spec import Lora, TrainSpec, TransformersModel, model_sizes
+from jaxlaunch.trainer.torch_models import adapters, axes, checked, compare, modules, operators
 from jaxlaunch.trainer.torch_models.attention import masked_attention
 
 CONFIG = {
@@ -115,7 +116,10 @@ def test_versions_that_do_not_work_are_named(monkeypatch, versions, message):
 def fake_module(shapes, tensor_plan, expert_plan=None):
     parameters = [(name, SimpleNamespace(shape=shape)) for name, shape in shapes.items()]
     return SimpleNamespace(
-        named_parameters=lambda: parameters, _tp_plan=tensor_plan, _ep_plan=expert_plan
+        named_parameters=lambda: parameters,
+        named_buffers=list,
+        _tp_plan=tensor_plan,
+        _ep_plan=expert_plan,
     )
 
 
@@ -129,6 +133,9 @@ def test_plan_becomes_axes():
         "model.layers.0.mlp.experts.gate_up_proj": (4, 64, 64),
         "model.layers.0.norm.weight": (64,),
         "lm_head.weight": (128, 64),
+        "model.layers.1.self_attn.q_proj.base_layer.weight": (64, 64),
+        "model.layers.1.self_attn.q_proj.lora_A.default.weight": (4, 64),
+        "lm_head.modules_to_save.default.weight": (128, 64),
     }
     plan = {
         "model.embed_tokens": "embedding_rowwise",
@@ -150,7 +157,77 @@ def test_plan_becomes_axes():
         ("experts", "hidden", "embed"),
         (None,),
         ("vocab", "embed"),
+        ("hidden", "embed"),
+        (None, None),
+        ("vocab", "embed"),
     ]
+
+
+def test_parameters_keep_their_names_with_adapters():
+    names = {
+        "layers.0.q_proj.base_layer.weight": "layers.0.q_proj.weight",
+        "layers.0.q_proj.lora_A.default.weight": "layers.0.q_proj.lora_A.weight",
+        "layers.0.q_proj.lora_magnitude_vector.default.weight": (
+            "layers.0.q_proj.lora_magnitude_vector.weight"
+        ),
+        "lm_head.original_module.weight": "lm_head.weight",
+        "lm_head.modules_to_save.default.weight": "lm_head.modules_to_save.weight",
+    }
+    published = adapters.parameter_names(fake_module(dict.fromkeys(names, (4, 4)), {}))
+
+    assert published == names
+    assert [peft.is_adapter(name) for name in published.values()] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "message"),
+    [
+        ({}, {"base": "int8"}, "base: int8 applies to built-in models; use bf16"),
+        ({"weights": "random"}, {}, "trains adapters of a folder's weights, and model.weights"),
+        ({"transformers": None, "kind": "decoder"}, {"dora": True}, "dora needs train.model.kind"),
+    ],
+)
+def test_adapters_that_a_model_cannot_have_are_refused(folder, model, lora, message):
+    keys = {"model": {"transformers": folder, **model}, "lora": lora}
+    if keys["model"]["transformers"] is None:
+        del keys["model"]["transformers"]
+    with pytest.raises(ValueError, match=message):
+        TrainSpec(task="lm", data={"source": "synthetic"}, **keys)
+
+
+PEFT = {
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 16,
+    "use_dora": True,
+    "rank_pattern": {"o_proj": 2},
+    "target_modules": ["o_proj", "q_proj"],
+    "modules_to_save": None,
+}
+
+
+def test_folder_of_peft_sets_the_adapters_of_a_model_of_transformers(folder, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps(PEFT))
+    block = {"init_from": str(tmp_path)}
+    spec = TrainSpec(
+        task="lm", model={"transformers": folder}, lora=block, data={"source": "synthetic"}
+    )
+    lora = peft.resolve_lora(spec).lora
+    assert (lora.rank, lora.alpha, lora.dora, lora.rank_pattern) == (4, 16, True, {"o_proj": 2})
+    assert (lora.targets, lora.modules_to_save) == (["o_proj", "q_proj"], [])
+
+    other = spec.model_copy(update={"lora": Lora(**block, dora=False)})
+    with pytest.raises(SpecError, match="dora is True there and False here"):
+        peft.resolve_lora(other)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**PEFT, "target_modules": ".*q"}))
+    with pytest.raises(SpecError, match="is a regular expression; write a list"):
+        peft.resolve_lora(spec)
 
 
 def f32(array):
@@ -210,6 +287,25 @@ def test_grouped_product_multiplies_each_group_with_its_matrix():
     )
     np.testing.assert_allclose(product[0], rows[0] @ matrices[0])
     np.testing.assert_allclose(product[1:], rows[1:] @ matrices[2])
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_convolution_along_a_sequence_is_a_sum_of_products(padding):
+    rng = np.random.default_rng(0)
+    x, weight, bias = rng.normal(size=(2, 5, 9)), rng.normal(size=(5, 1, 4)), rng.normal(size=5)
+    convolved = operators.depthwise_convolution(
+        pytest.fail, f32(x), f32(weight), f32(bias), [1], [padding], [1], False, [0], 5
+    )
+    padded = np.pad(x, ((0, 0), (0, 0), (padding, padding)))
+    expected = [
+        [np.correlate(row[c], weight[c, 0]) + bias[c] for c in range(len(bias))] for row in padded
+    ]
+    np.testing.assert_allclose(convolved, expected, atol=1e-5)
+
+
+def test_other_convolutions_are_those_of_torchax():
+    arguments = f32(np.ones((2, 4, 8))), f32(np.ones((4, 1, 3))), None, [2], [0], [1], False, [0], 4
+    assert operators.depthwise_convolution(lambda *same: same, *arguments) == arguments
 
 
 def test_tiny_config_keeps_what_defines_the_architecture():

@@ -1,0 +1,147 @@
+"""Adapters of peft in modules of transformers.
+
+peft replaces a linear layer by a module that holds the layer and the matrices of its adapter. A
+parameter of the model keeps the name that it has without adapters (`…q_proj.weight`). One of an
+adapter has peft's name without that of the adapter (`…q_proj.lora_A.weight`). In peft's files, a
+whole module that is trained (`….modules_to_save.weight`) has the name of the module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.spec import Lora
+from jaxlaunch.trainer.torch_models import modules
+
+ALL_LINEAR = "all-linear"
+KEY = "train.lora.targets"
+# peft adds this prefix to the names of tensors in its files.
+FILE_PREFIX = "base_model.model."
+SAVED_PART = ".modules_to_save"
+MAGNITUDE_PART = ".lora_magnitude_vector"
+# The parts of a name that peft adds to those of the model and of its files.
+_WRAPPERS = re.compile(r"\.(base_layer|original_module|default)(?=\.|$)")
+
+
+def parameter_names(module: Any) -> dict[str, str]:
+    """Return the published names of a module's parameters and buffers by their torch names."""
+    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    return {name: _WRAPPERS.sub("", name) for name in names}
+
+
+def add_adapters(module: Any, lora: Lora) -> Any:
+    """Add adapters without memory to a module, and return peft's wrapper of the module.
+
+    Raises SpecError if peft is missing, a target is not a linear layer, or a module to save does
+    not exist.
+    """
+    modules.check_versions(modules.ADAPTER_VERSIONS)
+    import peft
+    import torch
+
+    names = [name for name, _ in module.named_modules()]
+    for saved in lora.modules_to_save:
+        if not any(_matches(name, saved) for name in names):
+            raise SpecError(f"train.lora.modules_to_save: the model has no module {saved}")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=_as_integer(lora.alpha),
+        lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        rank_pattern=dict(lora.rank_pattern),
+        alpha_pattern={name: _as_integer(alpha) for name, alpha in lora.alpha_pattern.items()},
+        target_modules=_find_targets(module, lora),
+        modules_to_save=[*lora.modules_to_save] or None,
+    )
+    with modules.skip_weights(torch):
+        wrapper = peft.get_peft_model(module, config)
+    module.requires_grad_(False)
+    return wrapper
+
+
+def _as_integer(alpha: float) -> float:
+    """Return a whole number as an integer, as peft writes it."""
+    return int(alpha) if alpha.is_integer() else alpha
+
+
+def _matches(name: str, end: str) -> bool:
+    return f".{name}".endswith(f".{end}")
+
+
+def _find_targets(module: Any, lora: Lora) -> str | list[str]:
+    """Return peft's names of the targets, to which `_proj` may have to be added."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    if ALL_LINEAR in lora.targets:
+        return ALL_LINEAR
+    layers = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, torch.nn.Linear | Conv1D)
+    ]
+    targets = []
+    for target in lora.targets:
+        for candidate in (target, f"{target}_proj"):
+            if any(_matches(name, candidate) for name in layers):
+                targets.append(candidate)
+                break
+        else:
+            ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
+            raise SpecError(
+                f"{KEY}: {target} matches no linear layer of {type(module).__name__}; there are "
+                f"{ends}, and {ALL_LINEAR}"
+            )
+    return targets
+
+
+def enable_adapters(module: Any, is_enabled: bool) -> None:
+    """Have a module compute with its adapters, or as if it had none."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for layer in module.modules():
+        if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            layer.enable_adapters(is_enabled)
+    module.requires_grad_(False)
+
+
+def norm_axes(module: Any) -> dict[str, int]:
+    """Return the axis of the weight that each magnitude of DoRA is the norm over, by its name."""
+    axes = {}
+    for name, layer in module.named_modules():
+        if getattr(layer, "lora_magnitude_vector", None):
+            magnitude = f"{_WRAPPERS.sub('', name)}{MAGNITUDE_PART}.weight"
+            axes[magnitude] = 0 if layer.fan_in_fan_out else 1
+    return axes
+
+
+def file_names(wrapper: Any) -> dict[str, str]:
+    """Return the names of the tensors in peft's files by the names of the parameters."""
+    import peft
+
+    names = {}
+    for file_name in peft.get_peft_model_state_dict(wrapper, save_embedding_layers=False):
+        name = file_name.removeprefix(FILE_PREFIX)
+        if name.endswith(MAGNITUDE_PART):
+            name += ".weight"
+        elif ".lora_" not in name:
+            owner, _, last = name.rpartition(".")
+            name = f"{owner}{SAVED_PART}.{last}"
+        names[name] = file_name
+    return names
+
+
+def render_config(wrapper: Any, folder: str) -> Mapping[str, Any]:
+    """Return the content of adapter_config.json, as peft writes it, for the base in `folder`."""
+    config = wrapper.peft_config["default"]
+    config.base_model_name_or_path, config.inference_mode = folder, True
+    return {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in config.to_dict().items()
+    }

@@ -1,0 +1,228 @@
+"""Compares trainings of tiny models of transformers with torch: python against_torch.py FOLDER.
+
+It runs with the packages of the environment torchax. Each case prints a JSON line of its name and
+its largest differences, as shares of the largest value.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import peft
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+from jaxlaunch.trainer.adapters.peft import resolve_lora
+from jaxlaunch.trainer.huggingface.folder import resolve_spec
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.tasks.dpo import Preference
+from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.torch_models import export
+from tests.trainer.torch_models.scenarios import save_tiny_model
+
+ROWS, LENGTH = 4, 24
+# The momentum of this optimizer after one step is the gradient.
+SGD = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": "constant"}
+MESH = {"dp": 2, "fsdp": 2, "mp": 2}
+
+
+def build_step(task: Any, folder: Path, model: Any = None, **keys: Any) -> Step:
+    block = {"transformers": str(folder), "length": LENGTH, **(model or {})}
+    keys = {"mesh": MESH, "optimizer": SGD, "batch": ROWS, **keys}
+    spec = TrainSpec.model_validate({"task": "tests:Task", "model": block, **keys})
+    spec = resolve_lora(resolve_spec(spec))
+    return Step(task, spec, meshes.build_mesh(spec.mesh), 20)
+
+
+def train_once(step: Step, batch: Mapping[str, np.ndarray]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the state after a step, its metrics, and the gradients by parameter."""
+    step.compile_train(batch)
+    state, metrics = step.train(step.init_state(), step.put_batch(batch))
+    tree = step.builder.to_tree(state)
+    gradients = {
+        name: np.asarray(tree["opt"][next(key for key in tree["opt"] if key.endswith(f".{name}"))])
+        for name in tree["params"]
+    }
+    return state, metrics, gradients
+
+
+def difference(result: Any, expected: Any) -> float:
+    result, expected = np.asarray(result), np.asarray(expected)
+    return float(np.abs(result - expected).max() / max(np.abs(expected).max(), 1e-6))
+
+
+def largest_difference(results: Mapping[str, Any], module: Any) -> float:
+    """Return the largest difference of the gradients of a torch module's parameters."""
+    expected = {
+        name: parameter.grad.numpy()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+    assert results.keys() == expected.keys(), results.keys() ^ expected.keys()
+    return max(difference(results[name], gradient) for name, gradient in expected.items())
+
+
+def load_torch(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def sum_logprobs(module: Any, tokens_RT: Any, mask_RL: Any) -> Any:
+    logits_RLV = module(input_ids=tokens_RT[:, :-1], use_cache=False).logits
+    logprobs_RLV = torch.log_softmax(logits_RLV, -1)
+    return (logprobs_RLV.gather(-1, tokens_RT[:, 1:, None])[..., 0] * mask_RL).sum(-1)
+
+
+def draw_pairs() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {
+        "tokens": draw.integers(1, 120, (ROWS, 2, LENGTH + 1), np.int32),
+        "length": np.full((ROWS, 2), LENGTH + 1, np.int32),
+        "mask": (draw.random((ROWS, 2, LENGTH)) < 0.6).astype(np.float32),
+        "weight": np.ones(ROWS, np.float32),
+    }
+
+
+def compare_dpo(folder: Path) -> dict[str, float]:
+    """A model whose weights have buffers, which its reference has, too."""
+    model, pairs = folder / "model", draw_pairs()
+    save_tiny_model("deepseek_v3", model)
+    step = build_step(Preference(), model)
+    _, first, gradients = train_once(step, pairs)
+    policy, reference = load_torch(model), load_torch(model)
+    tokens, mask = torch.tensor(pairs["tokens"]).long(), torch.tensor(pairs["mask"])
+    rewards = [
+        sum_logprobs(module, tokens.flatten(0, 1), mask.flatten(0, 1)).view(-1, 2)
+        for module in (policy, reference)
+    ]
+    margins = 0.1 * (rewards[0] - rewards[1].detach()).diff(dim=1)[:, 0]
+    loss = -torch.nn.functional.logsigmoid(-margins).mean()
+    loss.backward()
+    return {
+        "loss": difference(first["loss"], loss.detach()),
+        "gradient": largest_difference(gradients, policy),
+    }
+
+
+ADAPTERS: dict[str, Any] = {
+    "rank": 4,
+    "alpha": 8.0,
+    "targets": ["q", "up", "down_proj"],
+    "rank_pattern": {"down_proj": 2},
+    "alpha_pattern": {"down_proj": 3.0},
+    "modules_to_save": ["lm_head"],
+}
+
+
+def draw_tokens() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {
+        "tokens": draw.integers(1, 120, (ROWS, LENGTH + 1), np.int32),
+        "mask": np.ones((ROWS, LENGTH), np.float32),
+        "weight": np.ones(ROWS, np.float32),
+    }
+
+
+def mean_loss(module: Any, batch: Mapping[str, np.ndarray]) -> Any:
+    tokens, mask = torch.tensor(batch["tokens"]).long(), torch.tensor(batch["mask"])
+    return -sum_logprobs(module, tokens, mask).sum() / mask.sum()
+
+
+def compare_adapters(folder: Path, **keys: Any) -> dict[str, float]:
+    """Two steps of adapters, and the folder that is exported after them, against peft."""
+    model, batch, lora = folder / "model", draw_tokens(), {**ADAPTERS, **keys}
+    save_tiny_model("llama", model)
+    step = build_step(NextToken(), model, lora=lora)
+    step.compile_train(batch)
+    state = step.init_state()
+    first = folder / "first"
+    save_adapters(step, state, first)
+    wrapper = peft.PeftModel.from_pretrained(load_torch(model), first, is_trainable=True).eval()
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=SGD["lr"], momentum=SGD["momentum"])
+    with torch.no_grad(), wrapper.disable_adapter():
+        base_loss = mean_loss(wrapper, batch)
+    # At the start the adapters change nothing.
+    losses = [difference(base_loss, mean_loss(wrapper, batch).detach())]
+    for _ in range(2):
+        state, metrics = step.train(state, step.put_batch(batch))
+        loss = mean_loss(wrapper, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(difference(metrics["loss"], loss.detach()))
+    save_adapters(step, state, folder / "second")
+    tensors = load_file(folder / "second" / "adapter_model.safetensors")
+    wrapper.save_pretrained(folder / "peft")
+    expected = load_file(folder / "peft" / "adapter_model.safetensors")
+    assert tensors.keys() == expected.keys(), tensors.keys() ^ expected.keys()
+    configs = [read_adapter_config(folder / name) for name in ("second", "peft")]
+    again = build_step(NextToken(), model, lora={"init_from": str(folder / "second")})
+    read = again.builder.saved_params(again.init_state().params)
+    saved = step.builder.saved_params(state.params)
+    return {
+        "loss": max(losses),
+        "trained": max(difference(tensors[name], expected[name]) for name in expected),
+        "moved": max(
+            difference(tensors[name], before)
+            for name, before in load_file(first / "adapter_model.safetensors").items()
+        ),
+        "keys": sorted(key for key in configs[1] if configs[0].get(key) != configs[1][key]),
+        "read": max(difference(read[name], array) for name, array in saved.items()),
+    }
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Return the keys of adapter_config.json; the order of the targets has no meaning."""
+    keys = json.loads((folder / "adapter_config.json").read_text())
+    return {**keys, "target_modules": sorted(keys["target_modules"])}
+
+
+def save_adapters(step: Step, state: Any, target: Path) -> None:
+    spec = step.builder._spec
+    params = step.builder.saved_params(state.params)
+    export.save_model(str(target), spec.model, spec.lora, params, {})
+
+
+def draw_randomly(folder: Path) -> dict[str, float]:
+    """The same seed draws the same weights, and another one others."""
+    save_tiny_model("llama", folder / "model")
+    weights = [
+        build_step(NextToken(), folder / "model", seed=seed, model={"weights": "random"})
+        .init_state()
+        .params["model.layers.0.self_attn.q_proj.weight"]
+        for seed in (7, 7, 8)
+    ]
+    return {
+        "equal": difference(weights[1], weights[0]),
+        "other": difference(weights[2], weights[0]),
+    }
+
+
+CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "dpo": compare_dpo,
+    "lora": compare_adapters,
+    "random": draw_randomly,
+    "dora": functools.partial(compare_adapters, dora=True, rslora=True),
+}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    for name in names or CASES:
+        place = folder / name
+        place.mkdir()
+        print(json.dumps({"case": name, **CASES[name](place)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
