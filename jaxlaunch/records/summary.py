@@ -88,6 +88,8 @@ class AttemptRecord:
     members: HostRanges | None = None
     # The memory of the rank that ended the attempt, if it is known.
     memory: RankMemory | None = None
+    # The first step that the attempt trained, or None if it ended before that.
+    first_step: NonNegativeInt | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the line."""

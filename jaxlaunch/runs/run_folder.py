@@ -524,6 +524,7 @@ def close_unfinished(progress: AttemptProgress, verdict: Verdict) -> AttemptReco
         started=progress.started,
         ended=progress.at,
         restart=progress.restart,
+        first_step=progress.first_step,
     )
 
 

@@ -282,7 +282,8 @@ def test_other_hosts_record_the_loss_of_host_0(tmp_path: Path) -> None:
     assert gang.summary["status"] == "failed"
     assert gang.verdict["message"].startswith("host 0 was lost: ")
     assert (gang.verdict["rank"], gang.verdict["step"], gang.summary["step"]) == (0, 20, 20)
-    assert [attempt["last_committed"] for attempt in gang.attempts] == [15]
+    (attempt,) = gang.attempts
+    assert (attempt["first_step"], attempt["last_committed"]) == (20, 15)
 
 
 def test_stopped_agent_is_lost(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxlaunch import contract
 from jaxlaunch.contract import Key
 from jaxlaunch.launcher.report.curves import Curve
 from jaxlaunch.launcher.report.timeline import DOWN, LOST, Timeline
 from jaxlaunch.launcher.wording import escape_controls
+from jaxlaunch.records.summary import AttemptRecord
 
 # Metrics of the quality of a model. A page shows the first that the run has.
 _RESULTS = ("eval/accuracy", "eval/perplexity", "accuracy", "perplexity", "reward")
@@ -32,6 +35,8 @@ _END_NOUNS: Mapping[str, tuple[str, str]] = {
     "requeued": ("requested restart", "requested restarts"),
 }
 _OTHER_NOUNS = ("restart", "restarts")
+# What happened to the rank that ended an attempt.
+_END_PARTICIPLES: Mapping[str, str] = {"killed": "killed", "crash": "failed", "hang": "hung"}
 
 # Curves that the page does not draw: parts of an interval, which the timeline shows, and numbers
 # that follow from the step.
@@ -125,28 +130,57 @@ def describe_restarts(timeline: Timeline) -> str:
 
     Returns "" for a run with one attempt.
     """
-    ends = [
-        (attempt.end, attempt.record.cause)
-        for attempt in timeline.attempts[:-1]
+    costs_s = _list_costs_s(timeline)
+    causes = [
+        attempt.record.cause
+        for attempt in timeline.attempts[: len(costs_s)]
         if attempt.record is not None
     ]
-    if not ends:
+    if not causes:
         return ""
-    counts = Counter(_END_NOUNS.get(cause, _OTHER_NOUNS) for _, cause in ends)
+    counts = Counter(_END_NOUNS.get(cause, _OTHER_NOUNS) for cause in causes)
     texts = [f"{count} {nouns[count > 1]}" for nouns, count in counts.items()]
-    cost_s = sum(_list_costs(timeline, ends[0][0]))
-    verb = "cost" if len(ends) > 1 else "costs"
-    return f"{' and '.join(texts)} {verb} {format_span(cost_s)}"
+    verb = "cost" if len(causes) > 1 else "costs"
+    return f"{' and '.join(texts)} {verb} {format_span(sum(costs_s))}"
 
 
-def _list_costs(timeline: Timeline, first_end: float) -> Iterator[float]:
-    """Yield the seconds of lost work, and of startup after the first attempt has ended."""
-    for segment in timeline.segments:
-        is_startup = segment.cause == DOWN or segment.cause in _STARTUP
-        if segment.cause == LOST:
-            yield segment.end - segment.begin
-        elif is_startup and segment.end > first_end:
-            yield segment.end - max(segment.begin, first_end)
+def describe_ends(timeline: Timeline) -> Iterator[list[str]]:
+    """Yield `rank 2 killed`, `12 s lost` and `resumed at step 100` for the end of each attempt.
+
+    The texts of an attempt that runs or is done are empty.
+    """
+    costs_s = _list_costs_s(timeline)
+    for attempt, following, cost_s in itertools.zip_longest(
+        timeline.attempts, timeline.attempts[1:], costs_s
+    ):
+        if attempt.record is None or attempt.record.verdict.code == contract.DONE:
+            yield []
+            continue
+        texts = [_describe_end(attempt.record)]
+        if following is not None:
+            texts.append(f"{format_span(cost_s)} lost")
+            if following.first_step is not None:
+                texts.append(f"resumed at step {max(0, following.first_step - 1)}")
+        yield texts
+
+
+def _describe_end(record: AttemptRecord) -> str:
+    host = record.verdict.host
+    if record.cause == "lost" and host is not None:
+        return f"host {host} lost"
+    if record.rank is not None and (participle := _END_PARTICIPLES.get(record.cause)):
+        return f"rank {record.rank} {participle}"
+    return _END_NOUNS.get(record.cause, (record.cause,))[0]
+
+
+def _list_costs_s(timeline: Timeline) -> list[float]:
+    """Return for each end but the last the seconds of lost steps, and until new ones."""
+    startup = (DOWN, *_STARTUP)
+    return [
+        timeline.seconds_between(attempt.begin, attempt.end, (LOST,))
+        + timeline.seconds_between(attempt.end, following.end, startup)
+        for attempt, following in itertools.pairwise(timeline.attempts)
+    ]
 
 
 def is_shown_curve(name: str) -> bool:

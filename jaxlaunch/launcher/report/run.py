@@ -191,7 +191,12 @@ class Report(abc.ABC):
                 [round(begin, 3), round(end, 3), cause]
                 for begin, end, cause in self.timeline.segments
             ],
-            "attempts": [_attempt_row(attempt) for attempt in self.timeline.attempts],
+            "attempts": [
+                _attempt_row(attempt) | {"end": end}
+                for attempt, end in zip(
+                    self.timeline.attempts, headline.describe_ends(self.timeline), strict=True
+                )
+            ],
             "starts": [
                 {
                     "number": start.start,

@@ -7,7 +7,8 @@ steps. Seconds that are in no interval are drawn at the end of their attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import bisect
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.report.curves import Interval
@@ -58,6 +59,8 @@ class Attempt(NamedTuple):
     end: float
     record: AttemptRecord | None
     number: int
+    # The first step that it trained, or None if it has trained none or it is unknown.
+    first_step: int | None
 
 
 class Timeline(NamedTuple):
@@ -79,6 +82,16 @@ class Timeline(NamedTuple):
     def wall_s(self) -> float:
         """Seconds of running, without the time between two starts."""
         return sum(span.ended_at - span.started_at for span in self.spans)
+
+    def seconds_between(self, begin: float, end: float, causes: Collection[str]) -> float:
+        """Return the seconds of some causes between two positions."""
+        first = bisect.bisect_right(self.segments, begin, key=lambda segment: segment.end)
+        last = bisect.bisect_left(self.segments, end, key=lambda segment: segment.begin)
+        return sum(
+            min(end, segment.end) - max(begin, segment.begin)
+            for segment in self.segments[first:last]
+            if segment.cause in causes
+        )
 
     @property
     def seconds_by_cause(self) -> dict[str, float]:
@@ -109,22 +122,23 @@ def build_timeline(
     spans, segments, attempts = list[Span](), list[Segment](), list[Attempt]()
     begin = 0.0
     for start in starts:
-        ends = list[tuple[float, Mapping[str, float], AttemptRecord | None, int]]()
-        for record in records:
-            if record.uid == start.uid:
-                ends.append((record.ended, record.seconds, record, record.attempt))
+        ends = list[tuple[float, AttemptRecord | AttemptProgress]]()
+        ends += [(record.ended, record) for record in records if record.uid == start.uid]
         if start is starts[-1] and running is not None:
-            ends.append((running.at, running.seconds, None, running.attempt))
-        ended_at = max([start.ended or 0.0, start.started, *(end[0] for end in ends)])
+            ends.append((running.at, running))
+        ended_at = max([start.ended or 0.0, start.started, *(at for at, _ in ends)])
         previous_end = began_at = min(start.started, ended_at - totals_s.get(start.start, 0.0))
         pieces = list[Piece]()
         offset_s = begin - began_at
-        for attempt_ended_at, seconds, end_record, number in ends:
+        for attempt_ended_at, progress in ends:
             previous_end, attempt_began_at = _add_attempt(
-                previous_end, attempt_ended_at, seconds, intervals, pieces
+                previous_end, attempt_ended_at, progress.seconds, intervals, pieces
             )
             times = offset_s + attempt_began_at, offset_s + previous_end
-            attempts.append(Attempt(start.start, *times, end_record, number))
+            end_record = progress if isinstance(progress, AttemptRecord) else None
+            attempts.append(
+                Attempt(start.start, *times, end_record, progress.attempt, progress.first_step)
+            )
         pieces.append((DOWN, ended_at - previous_end))
         spans.append(Span(began_at, ended_at, begin))
         segments += _join_pieces(pieces, begin)

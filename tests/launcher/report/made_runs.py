@@ -72,6 +72,7 @@ def attempt(
         verdict,
         began + 0.2,
         BEGAN + ended,
+        first_step=saved - 99,
     )
 
 

@@ -44,6 +44,22 @@ def test_attempts_keep_verdicts_in_order(tmp_path: Path) -> None:
     )
 
 
+def test_end_of_attempt_has_its_cost_and_the_step_after_it(tmp_path: Path) -> None:
+    """The costs are those in the sentence of the page. The last attempt costs no restart."""
+    made_runs.run(tmp_path / "run", (137, 83, 81, 0))
+
+    data = RunReader(tmp_path / "run").read_report().to_json()
+
+    # 3 s of lost steps, 2 s until the next attempt, and 11.5 s until its first step.
+    assert [attempt["end"] for attempt in data["attempts"]] == [
+        ["rank 1 killed", "16 s lost", "resumed at step 100"],
+        ["rank 1 failed", "16 s lost", "resumed at step 200"],
+        ["lost host", "16 s lost", "resumed at step 300"],
+        [],
+    ]
+    assert "1 kill and 1 crash and 1 lost host cost 50 s." in data["sentence"]["text"]
+
+
 def test_lost_work_comes_last(tmp_path: Path) -> None:
     made_runs.run(tmp_path / "run", (137, 0))
 

@@ -64,6 +64,11 @@ class RankStatuses:
         return min(self._steps, default=None)
 
     @property
+    def trained_step(self) -> int | None:
+        """First step that the attempt trains, the one after the restored step."""
+        return self.by_rank[0].first_step if self.by_rank else None
+
+    @property
     def last_step(self) -> int | None:
         """Newest step of the foremost rank."""
         return max(self._steps, default=None)

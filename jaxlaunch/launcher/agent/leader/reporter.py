@@ -220,7 +220,7 @@ class RunState:
             first_committed=ranks.first_committed,
             last_committed=gang.attempt.last_committed,
             unsafe_s=round(self._clock.uncommitted_s(now), 3),
-            first_step=ranks.by_rank[0].first_step if ranks.by_rank else None,
+            first_step=ranks.trained_step,
             judged=gang.verdict if gang.stage is Stage.KILL else None,
             restart=self._restart_seconds(now),
         )
@@ -340,6 +340,7 @@ class Reporter:
             restart=self._clock.restart.last_seconds,
             members=table.to_wire() if table.has_moved_hosts else None,
             memory=self._memory_at_end(verdict),
+            first_step=gang.attempt.ranks.trained_step,
         )
         self.state.earlier_seconds = seconds
         records = self._run_folder.read_records(self._config.uid)

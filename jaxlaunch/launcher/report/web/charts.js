@@ -317,11 +317,15 @@ function lineChart(
   return chart;
 }
 
-// CSS pixels above the strip for the attempts, and below it for the marks.
-const STRIP_TOP = 18;
+// CSS pixels of a line of text above the strip, and below the strip for the marks.
+const LABEL_LINE = 14;
 const STRIP_BOTTOM = 14;
 
-// Draws the seconds of a run by cause as a strip, with its attempts above and its marks below.
+const listEnds = (run) => run.attempts.filter(({ end }) => end.length);
+// CSS pixels above the strip, for three lines about the end of an attempt.
+const stripTop = (run) => 4 + (listEnds(run).length ? 3 : 0) * LABEL_LINE;
+
+// Draws the seconds of a run by cause as a strip, with the ends of its attempts above and its marks below.
 // `unit` is in seconds.
 function stripChart(frame, run, unit, { peers, readout }) {
   const showReadout = (u) => {
@@ -336,7 +340,7 @@ function stripChart(frame, run, unit, { peers, readout }) {
     readout.textContent = `${formatSpan(seconds)}: ${text}${attempt ? ` (attempt ${attempt.number})` : ""}`;
   };
   const options = {
-    height: 92,
+    height: 74 + stripTop(run),
     padding: [0, RIGHT_PADDING, 0, 0],
     scales: { x: { time: false }, y: { range: [0, 1] } },
     axes: [
@@ -351,7 +355,10 @@ function stripChart(frame, run, unit, { peers, readout }) {
   frame.setAttribute("tabindex", "0");
   frame.setAttribute(
     "aria-label",
-    `Where ${formatSpan(run.wall_s)} went, by cause; the tables below have the same numbers`,
+    [
+      `Where ${formatSpan(run.wall_s)} went, by cause; the tables below have the same numbers`,
+      ...listEnds(run).map(({ to, end }) => `at ${formatSpan(to)} ${end.join(", ")}`),
+    ].join("; "),
   );
   const chart = new Chart(
     frame,
@@ -372,8 +379,8 @@ function drawStrip(u, run, unit) {
   const { left, top, width, height } = u.bbox;
   const x = (seconds) => u.valToPos(seconds / unit, "x", true);
   const strip = {
-    top: top + STRIP_TOP * scale,
-    height: height - (STRIP_TOP + STRIP_BOTTOM) * scale,
+    top: top + stripTop(run) * scale,
+    height: height - (stripTop(run) + STRIP_BOTTOM) * scale,
   };
   context.save();
   context.beginPath();
@@ -389,7 +396,7 @@ function drawStrip(u, run, unit) {
   context.strokeStyle = cssVariable("--quiet");
   context.lineWidth = scale;
   context.strokeRect(x(0), strip.top, x(run.wall_s) - x(0), strip.height);
-  drawAttempts(context, run, x, strip, scale, top);
+  drawEnds(context, run, x, strip, scale, top);
   context.fillStyle = cssVariable("--quiet");
   const floor = strip.top + strip.height + 2 * scale;
   const size = 4 * scale;
@@ -412,33 +419,44 @@ function drawStrip(u, run, unit) {
   context.restore();
 }
 
-function drawAttempts(context, run, x, strip, scale, top) {
+// Draws a line at the end of each attempt that failed or was stopped, with the cause, the seconds
+// that it cost, and the step from which the next attempt resumed.
+function drawEnds(context, run, x, strip, scale, top) {
   context.font = `${12 * scale}px system-ui, sans-serif`;
   context.textBaseline = "middle";
   context.textAlign = "left";
+  context.lineWidth = 1.5 * scale;
+  const ends = listEnds(run);
+  const wall = x(run.wall_s);
+  const gap = 4 * scale;
   // The position after the last label.
-  let free = -Infinity;
-  for (const attempt of run.attempts) {
-    const begin = x(attempt.from);
-    const end = x(attempt.to);
+  let free = x(0);
+  ends.forEach(({ to, end, cause }, index) => {
+    const sign = cause === "preempted" ? "■" : "✕";
+    const at = x(to);
+    const limit = index + 1 < ends.length ? x(ends[index + 1].to) : wall;
     context.strokeStyle = context.fillStyle = cssVariable("--ink");
-    context.lineWidth = 1.5 * scale;
     context.beginPath();
-    context.moveTo(begin, top + 3 * scale);
-    context.lineTo(begin, strip.top + strip.height);
+    context.moveTo(at, top + 3 * scale);
+    context.lineTo(at, strip.top + strip.height);
     context.stroke();
-    const { number, code, cause } = attempt;
-    const sign = code === 0 ? "✓" : code === null ? "…" : cause === "preempted" ? "■" : "✕";
-    const start = Math.max(begin + 4 * scale, free);
-    const limit = Math.max(end, begin + 14 * scale);
-    // The longest of these texts that fits is drawn.
-    const texts = [`${number} ${sign} ${cause}`, `${number} ${sign}`, `${number}`];
-    const label = texts.find((text) => start + context.measureText(text).width < limit);
-    if (label) {
-      context.fillText(label, start, top + 9 * scale);
-      free = start + context.measureText(label).width + 6 * scale;
+    // The longest of these labels that fits is drawn, to the right of its line or to the left.
+    const [first, ...rest] = [`${sign} ${end[0]}`, ...end.slice(1)];
+    const labels = [[[first, ...rest].join(", ")], [first, ...rest], [first], [sign]];
+    for (const lines of labels) {
+      const width = Math.max(...lines.map((line) => context.measureText(line).width));
+      const begin = [Math.max(at + gap, free), at - gap - width].find(
+        (left, side) => left >= free && left + width <= (side ? at : limit),
+      );
+      if (begin === undefined) continue;
+      lines.forEach((line, row) => {
+        const above = lines.length - row - 1;
+        context.fillText(line, begin, strip.top - (9 + above * LABEL_LINE) * scale);
+      });
+      free = Math.max(at, begin + width) + gap;
+      break;
     }
-  }
+  });
 }
 
 // Decodes a sample of the ranks: run-length encoded letters such as "s31d", and lags such as
