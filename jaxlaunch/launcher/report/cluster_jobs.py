@@ -67,8 +67,11 @@ class JobPages(Protocol):
     def read_table(self, namespace: str) -> JobTable:
         """Return the jobs of a namespace."""
 
-    def read_job(self, namespace: str, name: str) -> Report | None:
-        """Return the report of a job, or None if it does not exist."""
+    def read_job(self, namespace: str, name: str, *, has_rank_logs: bool = True) -> Report | None:
+        """Return the report of a job, or None if it does not exist.
+
+        With `has_rank_logs`, it has the ends of the ranks' logs.
+        """
 
     def read_sweep(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Return the data of a sweep's page, or None if no job has its label."""
@@ -127,7 +130,9 @@ class ClusterJobs:
         page = sweep_page.make_page(name, metric, jobs[0].is_higher_better, rows)
         return page | {"is_cluster": True}
 
-    def read_job(self, namespace: str, name: str) -> JobReport | None:
+    def read_job(
+        self, namespace: str, name: str, *, has_rank_logs: bool = True
+    ) -> JobReport | None:
         """Return the report of a job, or None if it does not exist. Raises ClusterError."""
         snapshot = collect.read_snapshot(self._cluster, namespace, name)
         if isinstance(snapshot, NoSuchJob):
@@ -136,7 +141,7 @@ class ClusterJobs:
         with self._lock:
             log, unread_log = self._read_page_log(snapshot, leader)
         status = derive_status(snapshot)
-        logs = self._read_rank_logs(snapshot, status, log)
+        logs = self._read_rank_logs(snapshot, status, log) if has_rank_logs else RankLogs()
         explanation = self._explain(snapshot)
         return job_report.make_report(snapshot, status, explanation, log, logs, unread_log)
 
@@ -186,9 +191,10 @@ class ClusterJobs:
     def _make_row(self, job: TableJob) -> dict[str, Any]:
         status = job.status
         name, why = escape_controls(status.name), self._explain(job.snapshot).headline
+        page = f"job/{status.namespace}/{status.name}"
         return {
-            "id": "",
-            "page": f"job/{status.namespace}/{status.name}",
+            "id": page,
+            "page": page,
             "name": name,
             "state": status.state.value.lower(),
             "why": escape_controls(why)[:300],

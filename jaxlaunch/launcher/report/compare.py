@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
@@ -18,13 +19,18 @@ COLUMNS = (
     *("examples_per_s", "tokens_per_s", "mfu"),
 )
 _MAX_DIFFERENCES = 300
+# The largest number of runs that a dashboard compares.
+MAX_COMPARED = 8
+# Names of JobSets and of sweeps, which are values of labels. A name in the path of a request is
+# part of a path of the API server, too.
+OBJECT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 def compare_runs(runs: Sequence[Report], metrics: Sequence[str], axis: str) -> dict[str, Any]:
     """Return the data of the page. Raises UserError if no run has one of `metrics`."""
     for metric in metrics:
         _require_metric(runs, metric)
-    keys = ("sentence", "step", "goodput", "wall_s", "curves", "drawn", "name", "batch")
+    keys = ("sentence", "step", "goodput", "wall_s", "curves", "drawn", "name", "batch", "unread")
     jobs = [run.job for run in runs]
     items = [item for run in runs for item in run.named_curves().items()]
     metric_names = {name for name, curve in items if curve.points}
@@ -43,6 +49,28 @@ def compare_runs(runs: Sequence[Report], metrics: Sequence[str], axis: str) -> d
         "metric": list(metrics) or None,
         "at": axis,
     }
+
+
+def parse_job_id(run_id: str) -> tuple[str, str] | None:
+    """Return namespace and name of a job from its id in a table, or None for another id."""
+    match run_id.split("/"):
+        case ["job", namespace, name] if OBJECT_NAME.fullmatch(name):
+            return namespace, name
+    return None
+
+
+def compare_reports(
+    read_report: Callable[[str], Report | None], run_ids: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return the data of the comparison of runs by their ids, or None if fewer than two exist."""
+    ids = list(dict.fromkeys(run_ids))[:MAX_COMPARED]
+    reports = {run_id: report for run_id in ids if (report := read_report(run_id)) is not None}
+    if len(reports) < 2:
+        return None
+    data = compare_runs(list(reports.values()), (), "step")
+    for row, run_id in zip(data["runs"], reports, strict=True):
+        row["page"] = run_id if parse_job_id(run_id) else f"run/{run_id}"
+    return data
 
 
 def _require_metric(runs: Sequence[Report], metric: str) -> None:

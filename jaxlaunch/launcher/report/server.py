@@ -14,7 +14,6 @@ import hashlib
 import http.server
 import math
 import os
-import re
 import secrets
 import socketserver
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.report import compare, page, sweep_page
 from jaxlaunch.launcher.report.cluster_jobs import JobPages
-from jaxlaunch.launcher.report.run import RunReader, RunReport
+from jaxlaunch.launcher.report.run import Report, RunReader
 from jaxlaunch.launcher.report.run_files import brief_stamp, read_brief
 from jaxlaunch.launcher.report.sweep_page import MetricCatalog, SweepReader, SweepRecord
 from jaxlaunch.launcher.wording import escape_controls, os_error_reason
@@ -45,15 +44,11 @@ LIST_PERIOD_S = 2.0
 JOB_PERIOD_S = 5.0
 # An idle stream sends a comment after this time. The write fails if the client has gone.
 KEEPALIVE_S = 15.0
-MAX_COMPARED = 8
 # The largest number of open streams.
 MAX_STREAMS = 32
 # The largest number of runs whose curves are kept in memory, about 1 MB for a run of 1,000 points,
 # and of sweeps whose rows are kept.
 MAX_READERS, MAX_SWEEPS = 16, 4
-# Names of JobSets and of sweeps, which are values of labels. A name in the path of a request is
-# part of a path of the API server, too.
-OBJECT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -196,8 +191,8 @@ def link_row(row: Mapping[str, Any], home: str) -> dict[str, Any]:
     return {**row, "page": f"{home}{row['page']}" if row["page"] else ""}
 
 
-def link_sweep(data: Mapping[str, Any], home: str) -> dict[str, Any]:
-    """Return the data of a sweep's page with the addresses of its runs."""
+def link_runs(data: Mapping[str, Any], home: str) -> dict[str, Any]:
+    """Return the data of a page with the addresses of its runs below `home`."""
     runs = [{**run, "page": run["page"] and f"{home}{run['page']}"} for run in data["runs"]]
     return {**data, "runs": runs}
 
@@ -284,7 +279,7 @@ class RunCatalog:
             lock, reader = self._sweep_readers.setdefault(sweep_id, new_reader)
         pages = {run: f"run/{_folder_id(sweep.folder / run)}" for run in sweep.changes}
         with lock:
-            return link_sweep(reader.read_page(pages), home)
+            return link_runs(reader.read_page(pages), home)
 
     def read_job_page(
         self, kind: str, namespace: str, name: str, home: str
@@ -294,11 +289,11 @@ class RunCatalog:
         Raises ClusterError if it cannot be read.
         """
         jobs = self._jobs.get(namespace)
-        if jobs is None or not OBJECT_NAME.fullmatch(name):
+        if jobs is None or not compare.OBJECT_NAME.fullmatch(name):
             return None
         if kind == "sweep":
             data = jobs.read_sweep(namespace, name)
-            return None if data is None else link_sweep(data, home)
+            return None if data is None else link_runs(data, home)
         report = jobs.read_job(namespace, name)
         return None if report is None else report.to_json()
 
@@ -328,8 +323,14 @@ class RunCatalog:
             cached = self._rows[path] = stamp, row
         return cached[1]
 
-    def read_report(self, run_id: str) -> RunReport | None:
-        """Return the report of a run as it is now, or None if it is not in the table."""
+    def read_report(self, run_id: str) -> Report | None:
+        """Return the report of a run or job as it is now, or None if it is not in the table.
+
+        Raises ClusterError if the job cannot be read.
+        """
+        if (job := compare.parse_job_id(run_id)) is not None:
+            jobs = self._jobs.get(job[0])
+            return None if jobs is None else jobs.read_job(*job, has_rank_logs=False)
         with self._lock:
             path = self._list_runs()[0].get(run_id)
             if path is None:
@@ -456,18 +457,18 @@ class Handler(PageHandler):
         self._answer_page(page_kind, path, end, read_data, JOB_PERIOD_S)
 
     def _send_comparison(self, run_ids: Sequence[str]) -> None:
-        reports = dict[str, RunReport]()
-        for run_id in run_ids[:MAX_COMPARED]:
-            if (report := self.server.runs.read_report(run_id)) is not None:
-                reports[run_id] = report
-        if len(reports) < 2:
+        try:
+            data = compare.compare_reports(self.server.runs.read_report, run_ids)
+        except ClusterError as error:
+            self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, escape_controls(str(error)))
+            return
+        if data is None:
             self.send_refusal(HTTPStatus.NOT_FOUND, "there are no such runs")
             return
-        data = compare.compare_runs(list(reports.values()), (), "step")
-        for row, run_id in zip(data["runs"], reports, strict=True):
-            row["page"] = f"/{self.server.token}/run/{run_id}"
-        data["home"] = f"/{self.server.token}/"
-        self.send_page(page.render_page("compare", "Compare", data))
+        home = f"/{self.server.token}/"
+        self.send_page(
+            page.render_page("compare", "Compare", link_runs(data, home) | {"home": home})
+        )
 
     def _is_ours(self) -> bool:
         """Return whether the request comes from our own page or from an address that was typed."""

@@ -22,18 +22,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from cryptography.fernet import Fernet, InvalidToken
-
 from jaxlaunch.launcher.errors import ApiError, ClusterError
-from jaxlaunch.launcher.report import page
+from jaxlaunch.launcher.report import compare, page
 from jaxlaunch.launcher.report.cluster_jobs import JobPages
+from jaxlaunch.launcher.report.run import Report
 from jaxlaunch.launcher.report.server import (
-    OBJECT_NAME,
     TEXT,
     PageHandler,
     PageServer,
     link_row,
-    link_sweep,
+    link_runs,
+)
+from jaxlaunch.launcher.report.tokens import (
+    BadTokenError,
+    Cookies,
+    bearer_token,
+    check_token,
+    set_cookie,
 )
 from jaxlaunch.launcher.wording import escape_controls
 
@@ -58,16 +63,6 @@ _SAME_SITE = ("none", "same-origin")
 _HOST = re.compile(
     r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE
 )
-
-# Tokens of cloud providers have up to four thousand characters.
-MAX_TOKEN_CHARS = 16 * 1024
-# The longest token that fits into a cookie after encryption.
-MAX_COOKIE_CHARS = 2800
-SESSION_S = 12 * 3600
-# A browser accepts the second cookie over HTTPS only.
-COOKIE, SECURE_COOKIE = "jaxlaunch", "__Host-jaxlaunch"
-# RFC 6750.
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 NOT_ACCEPTED = (
     "The cluster does not accept this token: it is wrong or has expired. Sign in with a new one."
@@ -103,73 +98,11 @@ class Refusal(NamedTuple):
     sentence: str
 
 
-class BadTokenError(Exception):
-    """The request has no valid token. The message is for the viewer, and does not contain it."""
-
-
-def check_token(text: str) -> str:
-    """Return a token without surrounding white space. Raises BadTokenError."""
-    token = text.strip(" \t\r\n")
-    if not token:
-        raise BadTokenError("Sign in to see your jobs.")
-    if len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
-        limit = f"it has more than {MAX_TOKEN_CHARS} characters"
-        raise BadTokenError(
-            f"This is not a token: {limit}, or others than letters, digits and ._~+/-=."
-        )
-    return token
-
-
-def bearer_token(headers: Sequence[str]) -> str | None:
-    """Return the token in the Authorization headers, or None. Raises BadTokenError."""
-    if not headers:
-        return None
-    scheme, _, credentials = headers[0].partition(" ")
-    if len(headers) > 1 or scheme.lower() != "bearer":
-        raise BadTokenError("The header Authorization must be `Bearer TOKEN`, once.")
-    return check_token(credentials)
-
-
-class Cookies:
-    """Encrypts tokens for cookies, and decrypts them."""
-
-    def __init__(self) -> None:
-        self._cipher = Fernet(Fernet.generate_key())
-
-    def seal_token(self, token: str, *, is_secure: bool) -> str:
-        """Return the Set-Cookie header for a token. Raises BadTokenError if it is too long."""
-        if len(token) > MAX_COOKIE_CHARS:
-            limit = f"more than the {MAX_COOKIE_CHARS} characters that a cookie has room for"
-            proxy = "an authenticating proxy can send it as `Authorization: Bearer` instead"
-            raise BadTokenError(f"This token has {limit}: {proxy}.")
-        return _set_cookie(self._cipher.encrypt(token.encode()).decode(), is_secure=is_secure)
-
-    def read_token(self, headers: Sequence[str]) -> str | None:
-        """Return the token in the Cookie headers, or None. Raises BadTokenError."""
-        cookies = dict[str, str]()
-        for part in itertools.chain.from_iterable(header.split(";") for header in headers):
-            name, equals, value = part.strip().partition("=")
-            if equals:
-                cookies.setdefault(name, value)
-        sealed = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
-        if sealed is None:
-            return None
-        try:
-            return self._cipher.decrypt(sealed.encode(), ttl=SESSION_S).decode()
-        except (InvalidToken, UnicodeEncodeError):
-            raise BadTokenError("You are no longer signed in: sign in again.") from None
-
-
-def _set_cookie(value: str, *, is_secure: bool) -> str:
-    name = SECURE_COOKIE if is_secure else COOKIE
-    return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict" + "; Secure" * is_secure
-
-
 def _is_page(parts: Sequence[str]) -> bool:
     """Return whether a path has the form of the page of a job or a sweep."""
     if len(parts) != 3 or parts[0] not in ("job", "sweep"):
         return False
-    return all(OBJECT_NAME.fullmatch(name) for name in parts[1:])
+    return all(compare.OBJECT_NAME.fullmatch(name) for name in parts[1:])
 
 
 class Server(PageServer):
@@ -246,6 +179,7 @@ class Server(PageServer):
             "runs": [link_row(row, "/") for row in rows],
             "groups": [link_row(group, "/") for group in groups],
             "unread": [escape_controls(text) for text in unread],
+            "is_cluster": True,
         }
 
     def read_page(
@@ -258,13 +192,37 @@ class Server(PageServer):
         """
         if namespace not in self._namespaces:
             return Refusal(HTTPStatus.FORBIDDEN, NO_PAGE)
+
+        def read() -> dict[str, Any] | None:
+            if kind == "sweep":
+                return jobs.read_sweep(namespace, name)
+            report = jobs.read_job(namespace, name)
+            return None if report is None else report.to_json()
+
+        missing = f"Namespace {namespace} has no {kind} of this name."
+        data = self._read_data(kind, read, missing)
+        return link_runs(data, "/") if kind == "sweep" and isinstance(data, dict) else data
+
+    def read_comparison(self, jobs: JobPages, ids: Sequence[str]) -> dict[str, Any] | Refusal:
+        """Return the data of the comparison of jobs, or why the viewer does not see it."""
+
+        def read_report(run_id: str) -> Report | None:
+            job = compare.parse_job_id(run_id)
+            if job is None or job[0] not in self._namespaces:
+                return None
+            return jobs.read_job(*job, has_rank_logs=False)
+
+        missing = "This dashboard shows fewer than two of these jobs."
+        data = self._read_data("job", lambda: compare.compare_reports(read_report, ids), missing)
+        return data if isinstance(data, Refusal) else link_runs(data, "/") | {"is_cluster": True}
+
+    def _read_data(
+        self, kind: str, read: Callable[[], dict[str, Any] | None], missing: str
+    ) -> dict[str, Any] | Refusal:
+        """Return what `read` returns, or why the viewer does not see it: None is `missing`."""
         try:
             with self._reads:
-                if kind == "sweep":
-                    data = jobs.read_sweep(namespace, name)
-                else:
-                    report = jobs.read_job(namespace, name)
-                    data = None if report is None else report.to_json()
+                data = read()
         except ApiError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 return Refusal(HTTPStatus.UNAUTHORIZED, NOT_ACCEPTED)
@@ -274,10 +232,7 @@ class Server(PageServer):
             return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
         except ClusterError:
             return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, NO_ANSWER)
-        if data is None:
-            sentence = f"Namespace {namespace} has no {kind} of this name."
-            return Refusal(HTTPStatus.NOT_FOUND, sentence)
-        return link_sweep(data, "/") if kind == "sweep" else data
+        return Refusal(HTTPStatus.NOT_FOUND, missing) if data is None else data
 
 
 class Handler(PageHandler):
@@ -297,7 +252,7 @@ class Handler(PageHandler):
             self.send_answer(HTTPStatus.OK, TEXT, b"ok\n")
             return
         parts = path.split("/")[1:]
-        if not self._is_ours(may_link_here=path == "/" or _is_page(parts)):
+        if not self._is_ours(may_link_here=path in ("/", "/compare") or _is_page(parts)):
             self._send_wrong_host()
             return
         match parts:
@@ -306,6 +261,8 @@ class Handler(PageHandler):
             case ["job" | "sweep" as kind, namespace, name] if _is_page(parts):
                 read = functools.partial(self._read_page, kind, namespace, name)
                 self._send_data("run" if kind == "job" else kind, name, read)
+            case ["compare"]:
+                self._send_data("compare", "Compare", self._read_comparison)
             case ["events"]:
                 self._stream_data(self._read_table)
             case ["job" | "sweep" as kind, namespace, name, "events"] if _is_page(parts[:3]):
@@ -325,10 +282,10 @@ class Handler(PageHandler):
             self._send_sign_in(data, deletes_cookie=data.status == HTTPStatus.UNAUTHORIZED)
             return
         path = self._request_path()
-        links = {"events": f"{path.rstrip('/')}/events"}
-        links["sign_out"] = "" if self._has_token_header() else "/sign-out"
-        if kind != "runs":
-            links["home"] = "/"
+        links = {"sign_out": "" if self._has_token_header() else "/sign-out"}
+        if kind != "compare":
+            links["events"] = f"{path.rstrip('/')}/events"
+        links |= {"compare": "/compare"} if kind == "runs" else {"home": "/"}
         self.send_page(page.render_page(kind, title, {**data, **links}))
 
     def _stream_data(self, read: Callable[[JobPages], dict[str, Any] | Refusal]) -> None:
@@ -396,6 +353,11 @@ class Handler(PageHandler):
     def _read_table(self, jobs: JobPages) -> dict[str, Any] | Refusal:
         return self.server.read_table(jobs)
 
+    def _read_comparison(self, jobs: JobPages) -> dict[str, Any] | Refusal:
+        target = self.parse_target()
+        query = "" if target is None else target.query
+        return self.server.read_comparison(jobs, urllib.parse.parse_qs(query).get("run", []))
+
     def _read_page(
         self, kind: str, namespace: str, name: str, jobs: JobPages
     ) -> dict[str, Any] | Refusal:
@@ -435,7 +397,7 @@ class Handler(PageHandler):
         # A request from another site comes without the cookie, and must not delete it.
         if deletes_cookie and not is_link:
             for is_secure in (False, True):
-                headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
+                headers.append(("Set-Cookie", set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
         has_form = not self._has_token_header() and refusal.status in _FORM_STATUSES
         may_be_signed_in = is_link and has_form
         link_text = "Try again."

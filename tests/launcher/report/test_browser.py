@@ -68,6 +68,8 @@ def test_report_draws_without_requests_or_errors(chromium: browser.Page, tmp_pat
         )
         edges = "view.pair.map((chart) => `${chart.plot.bbox.left} ${chart.plot.bbox.width}`)"
         assert len(set(chromium.value(edges))) == 1  # one axis
+        strip = chromium.value("document.getElementById('strip').getAttribute('aria-label')")
+        assert "at 38 s rank 1 killed, 17 s lost, resumed at step 100" in strip
         # The sentence and the first cards are on the first screen, at any width.
         for place in ("#the-sentence", ".facts dd"):
             box = f"document.querySelector('{place}').getBoundingClientRect().bottom"
@@ -400,11 +402,11 @@ def test_viewer_signs_in_and_out(
         signs_in(ALICE)
         names = (
             "[...document.querySelectorAll('tbody tr')].map((each) => "
-            "each.children[0].textContent).join()"
+            "each.children[1].textContent).join()"
         )
         assert chromium.value(names) == "job-of-team-a"
         assert chromium.value("document.cookie + location.pathname + location.search") == "/"
-        assert chromium.value("document.querySelectorAll('tbody input, #compare *').length") == 0
+        assert chromium.value("document.querySelectorAll('tbody input, #compare *').length") == 2
         has_no_faults()
         chromium.lead("document.querySelector('a[href=\"/sign-out\"]').click()")
         assert chromium.value(alert) == "You have signed out."
@@ -485,6 +487,18 @@ def cluster_jobs(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return ClusterJobs(Cluster.connect(), explain_job)
 
 
+def compare_picked_jobs(chromium: browser.Page, home: str, width: int, is_dark: bool) -> None:
+    """Follow the link that the picked rows of the table make."""
+    chromium.open(home, width, is_dark)
+    chromium.value("document.querySelector('[data-group]').click()")
+    chromium.value("document.querySelectorAll('tbody input').forEach((box) => box.click())")
+    chromium.lead("document.querySelector('#compare a').click()")
+    differs = "document.querySelector('[aria-label=\"What differs\"]').innerText"
+    assert "labels.team" in chromium.value(differs)
+    assert chromium.value("document.querySelectorAll('#curves canvas').length") == 2
+    assert find_violations(chromium) == [], (width, is_dark)
+
+
 @pytest.mark.extended
 def test_viewer_opens_jobs_and_sweeps(
     chromium: browser.Page, server: ApiServer, cluster_jobs: ClusterJobs
@@ -538,6 +552,7 @@ def test_viewer_opens_jobs_and_sweeps(
                 "lr-sweep-000",
             ]
             assert find_violations(chromium) == [], (width, is_dark)
+            compare_picked_jobs(chromium, home, width, is_dark)
 
         def forbid(handler: apiserver.Handler) -> bool:
             handler.fail(403, "Forbidden", "pods is forbidden")

@@ -12,8 +12,9 @@ from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import PODS
-from jaxlaunch.launcher.report import cluster_jobs
+from jaxlaunch.launcher.report import cluster_jobs, compare
 from jaxlaunch.launcher.report.cluster_jobs import ClusterJobs
+from jaxlaunch.launcher.report.job_report import JobReport
 from jaxlaunch.records import log_lines
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server
@@ -196,6 +197,33 @@ def test_page_of_queued_job_says_why_it_waits(server: Server, jobs: ClusterJobs)
     assert data["sentence"]["text"].startswith("Job lm ")
     assert data["curves"] == {} and data["attempts"] == [] and data["wall_s"] == 0.0
     assert data["unread"]["curves"] == ["No pod of this job has a log yet."]
+
+
+def test_jobs_are_compared_by_keys_and_curves(server: Server, jobs: ClusterJobs) -> None:
+    """Two jobs that differ in a key, and one whose pods and logs are gone, on one page."""
+    put_job(server, "slow", beats(10))
+    put_job(server, "fast", beats(20), train=made_jobs.TRAIN | {"batch": 64})
+    ended = objects.ended("Completed")
+    put_job(server, "gone", hosts=1, status=ended)
+    del server.objects[PODS.path("team", "gone-w-0-0-abcde")]
+    names = ("job/team/slow", "job/team/fast", "job/team/gone", "job/team/none", "job/team/../x")
+
+    def read_report(run_id: str) -> JobReport | None:
+        job = compare.parse_job_id(run_id)
+        return None if job is None else jobs.read_job(*job, has_rank_logs=False)
+
+    data = compare.compare_reports(read_report, names)
+
+    assert data is not None
+    assert [run["page"] for run in data["runs"]] == list(names[:3])
+    slow, fast, gone = data["runs"]
+    assert ("train.batch", ["–", "64", "–"]) in data["differs"]
+    assert [run["curves"]["loss"][0][-1] for run in (slow, fast)] == [100, 200]
+    assert gone["curves"] == {} and "logs with them" in gone["unread"]["curves"][0]
+    # Only the logs of the leaders were read, once for the records and once for the curves.
+    assert {path for _, path, _ in server.requests if path.endswith("/log")} == {
+        PODS.path("team", f"{name}-w-0-0-abcde", "log") for name in ("slow", "fast")
+    }
 
 
 def test_missing_job_has_no_page(server: Server, jobs: ClusterJobs) -> None:

@@ -51,7 +51,7 @@ class Jobs:
     def read_table(self, namespace: str) -> JobTable:
         return JobTable([self._row], [], [f"the pods of namespace {namespace} cannot be read"])
 
-    def read_job(self, namespace: str, name: str) -> Report | None:
+    def read_job(self, namespace: str, name: str, *, has_rank_logs: bool = True) -> Report | None:
         assert name != ".."
         if name == "lm":
             raise UnreachableError("The API server cannot be reached.")
@@ -105,6 +105,8 @@ def test_table_lists_runs_and_jobs(
         assert get(server, f"/{server.token}/{path}")[0] == 404, path
     status, text = get(server, runs["<script>alert(1)<"]["page"])
     assert status == 200 and text.count("<script") == 2
+    jobs = "run=job/a/lm&run=job/a/other"
+    assert get(server, f"/{server.token}/compare?{jobs}") == unreachable
     tables = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
     assert [
         run["name"]

@@ -16,7 +16,7 @@ import pytest
 from jaxlaunch.launcher.errors import ApiError, UnreachableError
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.report import server as page_server
-from jaxlaunch.launcher.report import sweep_page, viewers
+from jaxlaunch.launcher.report import sweep_page, tokens, viewers
 from jaxlaunch.launcher.report.cluster_jobs import JobTable
 from jaxlaunch.launcher.report.run import Report
 from jaxlaunch.launcher.report.sweep_page import SweepRow
@@ -61,7 +61,7 @@ class Jobs:
     def __init__(self, api: Api, token: str) -> None:
         self._api, self._token = api, token
 
-    def read_job(self, namespace: str, name: str) -> Report | None:
+    def read_job(self, namespace: str, name: str, *, has_rank_logs: bool = True) -> Report | None:
         self._api.check_right(self._token, namespace)
         return None
 
@@ -251,6 +251,10 @@ def test_pages_follow_rights_of_token(server: viewers.Server, api: Api) -> None:
             answer = send_request(server, path + end, Cookie=cookie)
             assert answer.status == status, (path, answer)
             assert "<script>" not in answer.text and "job-of" not in answer.text
+    # A comparison reads only jobs of namespaces that are shown, with the rights of the token.
+    for jobs, status in {"team-a/other": 404, "kube-system/x": 404, "team-b/x": 403}.items():
+        path = f"/compare?run=job/{jobs}&run=job/team-a/another"
+        assert send_request(server, path, Cookie=cookie).status == status
     # A namespace that is not shown cannot be told from one without rights.
     hidden = [send_request(server, path, Cookie=cookie).text for path in list(refused)[1:4]]
     assert len(set(hidden)) == 1 and viewers.NO_PAGE in hidden[0]
@@ -307,7 +311,7 @@ def test_sign_in_cookie_is_secure(server: viewers.Server, monkeypatch: pytest.Mo
         assert send_request(server, Cookie=other).status == 401
     ended = send_request(server, "/sign-out", Cookie=cookie)
     assert ended.status == 200 and len(ended.headers.get_all("Set-Cookie", [])) == 2
-    monkeypatch.setattr(viewers, "SESSION_S", -1)
+    monkeypatch.setattr(tokens, "SESSION_S", -1)
     assert "You are no longer signed in" in send_request(server, Cookie=cookie).text
 
 

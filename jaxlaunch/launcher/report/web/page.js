@@ -31,8 +31,8 @@ const view = {
 
 const section = (id, title, ...children) => [el("h2", { id }, title), ...children];
 // Returns the sentences about what could not be read at a place of the page.
-const unreadNotes = (run, place) =>
-  (run.unread[place] || []).map((text) => el("p", { class: "unread" }, `⚠ ${text}`));
+const unreadNotes = (run, place, subject = "") =>
+  (run.unread[place] || []).map((text) => el("p", { class: "unread" }, `⚠ ${subject}${text}`));
 // Links to the table and, of a dashboard in a cluster, out of the session.
 const pageLinks = (data) =>
   data.home
@@ -826,7 +826,7 @@ function showRun(run) {
         el(
           "p",
           { id: "readout", class: "readout" },
-          "▲ a save, ○ an evaluation; each line above the strip begins an attempt, with what ended it.",
+          "▲ a save, ○ an evaluation; a line through the strip ends an attempt.",
         ),
         place("causes"),
       ),

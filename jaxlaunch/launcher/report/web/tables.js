@@ -46,8 +46,6 @@ function runRow(run, onPick) {
       type: "checkbox",
       "aria-label": `Compare ${run.name}`,
       checked: tableView.picked.has(run.id),
-      // Jobs of a cluster have no files here to compare.
-      disabled: !run.id,
       onchange: (event) => {
         if (event.target.checked) tableView.picked.add(run.id);
         else tableView.picked.delete(run.id);
@@ -269,9 +267,9 @@ function showRuns(data) {
     el(
       "footer",
       {},
-      data.compare
-        ? "Made by launcher dashboard from the files of the runs."
-        : "Made by launcher dashboard from what the cluster shows you.",
+      data.is_cluster
+        ? "Made by launcher dashboard from what the cluster shows you."
+        : "Made by launcher dashboard from the files of the runs.",
     ),
   );
   drawRunsTable(data);
@@ -282,7 +280,7 @@ function showRuns(data) {
         state.data = { ...data, ...newData };
         drawRunsTable(state.data);
       },
-      data.compare ? undefined : reloadLater,
+      data.is_cluster ? reloadLater : undefined,
     );
 }
 
@@ -396,7 +394,7 @@ function showComparison(data) {
       el(
         "main",
         {},
-        data.home ? el("p", {}, el("a", { href: data.home }, "All runs")) : null,
+        pageLinks(data),
         el("h1", {}, data.runs.map((run) => run.name).join(" and ")),
         makeTable(
           ["Run", "State", "#Step", ...data.columns.map((name) => `#${name}`), "#Goodput", "#Time"],
@@ -468,13 +466,17 @@ function showComparison(data) {
               " Outliers in full",
             ),
           ),
+          ...data.runs.flatMap((run) => unreadNotes(run, "curves", `${run.name}: `)),
           el("div", { id: "curves", class: "charts" }),
         ),
       ),
       el(
         "footer",
         {},
-        "Made by launcher compare from the files of the runs. Curves by uPlot, © Leon Sorokin, MIT license.",
+        data.is_cluster
+          ? "Made by launcher dashboard from what the cluster shows you. "
+          : "Made by launcher compare from the files of the runs. ",
+        "Curves by uPlot, © Leon Sorokin, MIT license.",
       ),
     );
     redraw();
