@@ -20,7 +20,7 @@ from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.runs.layout import hold_lock
 from tests.launcher.report import made_runs
 
-DIGITS = Path(__file__).parents[2] / "fixtures/metrics/digits.jsonl"
+METRICS = Path(__file__).parents[2] / "fixtures/metrics"
 
 
 @dataclasses.dataclass
@@ -119,15 +119,41 @@ def test_time_left_of_a_run_that_resumes(tmp_path: Path, killed_at: float) -> No
     assert shown == pytest.approx(left_s, rel=0.25)
 
 
-def test_time_left_of_a_recorded_run(tmp_path: Path) -> None:
-    """The lines of examples/digits.yaml with 600 steps, evaluated every 100, on two busy cores."""
-    rows = [json.loads(line) for line in DIGITS.read_text().splitlines()]
-    job = {"train": {"eval": {"every": 100}, "checkpoint": {"every": 200}}}
-    for share in (0.1, 0.3, 0.5, 0.7):
-        seen = [row for row in rows if row["step"] <= 600 * share]
+def test_first_of_two_evaluations_is_not_the_usual_one(tmp_path: Path) -> None:
+    """It compiled for 60 s; the second one, like the 36 ahead, takes 2 s."""
+    case = Simulated(2000, 0.1, 50, 2.0, first_eval_s=60.0)
+    seen = [row for row in case.run() if row["step"] <= 110]
+
+    shown = estimate(tmp_path / "rows", seen, case.job, 110, case.steps)
+
+    assert shown == pytest.approx(case.ended_at - seen[-1]["time"], rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "eval_every", "save_every", "total", "shares"),
+    [
+        ("digits", 100, 200, 600, (0.1, 0.3, 0.5, 0.7)),
+        ("lm", 40, 100, 400, (0.1, 0.4, 0.7)),
+        # Of what is ahead, nobody knows the second kill.
+        ("resumed_lm", 400, 100, 2400, (0.1,)),
+    ],
+)
+def test_time_left_of_a_recorded_run(
+    tmp_path: Path,
+    name: str,
+    eval_every: int,
+    save_every: int,
+    total: int,
+    shares: tuple[float, ...],
+) -> None:
+    """tests/fixtures/README.md says what ran."""
+    rows = [json.loads(line) for line in (METRICS / f"{name}.jsonl").read_text().splitlines()]
+    job = {"train": {"eval": {"every": eval_every}, "checkpoint": {"every": save_every}}}
+    for share in shares:
+        seen = [row for row in rows if row["step"] <= total * share]
         left_s = rows[-1]["time"] - seen[-1]["time"]
 
-        shown = estimate(tmp_path / "rows", seen, job, seen[-1]["step"], 600)
+        shown = estimate(tmp_path / "rows", seen, job, seen[-1]["step"], total)
 
         assert shown == pytest.approx(left_s, rel=0.25), share
 
