@@ -252,6 +252,13 @@ function valueRange(data, from, to, isLog) {
   return [low - margin, high + margin];
 }
 
+// Hides the values of a logarithmic axis that have no room: of few powers of ten it shows 1, 2 and 5
+// times each, and otherwise the powers.
+function hideLogSplits(u, splits) {
+  const shown = splits[splits.length - 1] / splits[0] < 1000 ? "125" : "1";
+  return splits.map((value) => (shown.includes(value.toExponential()[0]) ? value : null));
+}
+
 // Returns the index of the point of a line that is nearest to index `at` of the joined x axis, or
 // null without a point.
 function nearestPoint(x, y, at) {
@@ -270,6 +277,8 @@ function lineChart(
   { label, height = 190, isLog = false, xLabel = "", ends = null, peers = [], readout = null },
 ) {
   const data = joinLines(lines, isLog, ends);
+  const axes = makeAxes(formatNumber, xLabel);
+  if (isLog) axes[1].filter = hideLogSplits;
   const range = (u) =>
     valueRange(
       u.data,
@@ -304,7 +313,7 @@ function lineChart(
     height,
     padding: [10, RIGHT_PADDING, 0, 0],
     scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range } },
-    axes: makeAxes(formatNumber, xLabel),
+    axes,
     series: [{}, ...series],
     cursor: { y: false, drag: { x: true, y: false } },
     hooks: { setCursor: [showReadout] },
@@ -396,7 +405,6 @@ function drawStrip(u, run, unit) {
   context.strokeStyle = cssVariable("--quiet");
   context.lineWidth = scale;
   context.strokeRect(x(0), strip.top, x(run.wall_s) - x(0), strip.height);
-  drawEnds(context, run, x, strip, scale, top);
   context.fillStyle = cssVariable("--quiet");
   const floor = strip.top + strip.height + 2 * scale;
   const size = 4 * scale;
@@ -417,24 +425,25 @@ function drawStrip(u, run, unit) {
     }
   }
   context.restore();
+  drawEnds(context, run, x, strip, scale, u.bbox);
 }
 
 // Draws a line at the end of each attempt that failed or was stopped, with the cause, the seconds
 // that it cost, and the step from which the next attempt resumed.
-function drawEnds(context, run, x, strip, scale, top) {
+function drawEnds(context, run, x, strip, scale, { left, top, width: axisWidth }) {
   context.font = `${12 * scale}px system-ui, sans-serif`;
   context.textBaseline = "middle";
   context.textAlign = "left";
   context.lineWidth = 1.5 * scale;
-  const ends = listEnds(run);
-  const wall = x(run.wall_s);
+  const isVisible = ({ to }) => left <= x(to) && x(to) <= left + axisWidth;
+  const ends = listEnds(run).filter(isVisible);
   const gap = 4 * scale;
   // The position after the last label.
-  let free = x(0);
+  let free = left;
   ends.forEach(({ to, end, cause }, index) => {
     const sign = cause === "preempted" ? "■" : "✕";
     const at = x(to);
-    const limit = index + 1 < ends.length ? x(ends[index + 1].to) : wall;
+    const limit = index + 1 < ends.length ? x(ends[index + 1].to) : left + axisWidth + RIGHT_PADDING * scale;
     context.strokeStyle = context.fillStyle = cssVariable("--ink");
     context.beginPath();
     context.moveTo(at, top + 3 * scale);
@@ -446,7 +455,7 @@ function drawEnds(context, run, x, strip, scale, top) {
     for (const lines of labels) {
       const width = Math.max(...lines.map((line) => context.measureText(line).width));
       const begin = [Math.max(at + gap, free), at - gap - width].find(
-        (left, side) => left >= free && left + width <= (side ? at : limit),
+        (start, side) => start >= free && start + width <= (side ? at : limit),
       );
       if (begin === undefined) continue;
       lines.forEach((line, row) => {
