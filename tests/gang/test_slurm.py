@@ -1,0 +1,227 @@
+"""Failure jobs under Debian's Slurm: two nodes, whose daemons run in namespaces of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.agent.io.link import choose_free_port
+from tests import needs
+from tests.gang.agents import poll_until
+from tests.gang.runs import LAUNCHER
+
+pytestmark = pytest.mark.extended
+PROGRAM = """\
+import os, signal, sys, time
+kind, rank = sys.argv[1], int(os.environ["JAX_PROCESS_ID"])
+if kind == "done":
+    import jax
+    jax.distributed.initialize()
+    assert jax.process_count() == 2
+if kind == "raise" and rank == 1:
+    raise ValueError("a bad batch")
+if kind == "kill" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if kind == "lose" and rank == 1:
+    os.kill(os.getppid(), signal.SIGKILL)
+if kind in ("kill", "lose", "stop"):
+    open(f"{kind}-{os.environ['JAXLAUNCH_ATTEMPT']}-{rank}", "w").close()
+    signal.pause()
+if kind == "hang":
+    import jaxlaunch
+    for step in range(1, 100000):
+        jaxlaunch.report(step=step)
+        if rank == 1:
+            signal.pause()
+        time.sleep(0.1)
+"""
+JOBS = {
+    "done": "{}",
+    "raise": "{in_place: 1, crash: 1}",
+    "kill": "{in_place: 0, crash: 1}",
+    "lose": "{in_place: 0, crash: 0}",
+    "hang": "{in_place: 0, crash: 0}",
+    "stop": "{in_place: 0, crash: 0}",
+}
+CONF = """\
+ClusterName=lab
+SlurmctldHost=n0(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+SlurmdParameters=config_overrides
+MinJobAge=3600
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+NodeName=n0 NodeHostname=n0 NodeAddr=127.0.0.1 Port={ports[0]} CPUs=16
+NodeName=n1 NodeHostname=n0 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+DAEMONS = """\
+hostname n0
+mount --bind {folder}/hosts /etc/hosts
+slurmctld -c -D &
+slurmd -N n0 -D &
+slurmd -N n1 -D &
+wait
+"""
+
+
+class SlurmCluster:
+    """A Slurm cluster, as its users see it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+
+    def call(self, *command: str, stdin: str | None = None) -> str:
+        """Return what a command of Slurm prints."""
+        return subprocess.run(
+            command,
+            env=self.environ,
+            cwd=self.folder,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    def are_nodes_idle(self) -> bool:
+        answer = subprocess.run(
+            ["sinfo", "--noheader", "--Node", "--format=%T"],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+        )
+        return answer.stdout.split() == ["idle", "idle"]
+
+    def job_fields(self, number: str) -> dict[str, str]:
+        """Return the fields of a job by name."""
+        words = self.call("scontrol", "--oneliner", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_for_state(self, number: str, *states: str) -> dict[str, str]:
+        assert poll_until(lambda: self.job_fields(number)["JobState"] in states)
+        return self.job_fields(number)
+
+    def end_requeue_delay(self, number: str) -> None:
+        """Wait until a job was requeued, and start it before the two minutes of Slurm's delay."""
+        assert poll_until(lambda: self.job_fields(number)["Restarts"] == "1")
+        self.wait_for_state(number, "PENDING")
+        self.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    for tool in ("slurmctld", "slurmd", "sbatch"):
+        needs.tool(tool, package="slurm-wlm")
+    needs.tool("unshare", package="util-linux")
+    if os.geteuid() != 0:
+        needs.absent("Slurm's daemons need root")
+    folder = tmp_path_factory.mktemp("slurm")
+    ports = [choose_free_port() for _ in range(3)]
+    conf = CONF.format(folder=folder, port=ports[2], ports=ports)
+    (folder / "slurm.conf").write_text(conf)
+    (folder / "hosts").write_text("127.0.0.1 localhost n0 n1\n")
+    (folder / "program.py").write_text(PROGRAM)
+    slurm = SlurmCluster(folder)
+    namespaces = ("--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+    with (folder / "daemons.log").open("w") as log:
+        daemons = subprocess.Popen(
+            ["unshare", *namespaces, "sh", "-c", DAEMONS.format(folder=folder)],
+            env=slurm.environ,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        assert poll_until(slurm.are_nodes_idle)
+        yield slurm
+    finally:
+        daemons.kill()
+        daemons.wait()
+
+
+def write_job(folder: Path, kind: str) -> Path:
+    job_file = folder / f"{kind}.yaml"
+    job_file.write_text(
+        f"name: {kind}\n"
+        "hosts: 2\n"
+        "accelerator: {type: cpu}\n"
+        "resources: {cpu: 1}\n"
+        f"restarts: {JOBS[kind]}\n"
+        "timeouts: {step: 20s}\n"
+        f"command: [python, program.py, {kind}]\n"
+    )
+    return job_file
+
+
+def read_verdict(folder: Path) -> tuple[Any, ...]:
+    verdict = json.loads((folder / "summary.json").read_text())["verdict"]
+    return verdict["cause"], verdict["rank"], verdict["code"]
+
+
+def test_jobs_end_as_on_this_machine(cluster: SlurmCluster, tmp_path: Path) -> None:
+    shutil.copy(cluster.folder / "program.py", tmp_path)
+    numbers, local_runs = {}, {}
+    for kind in JOBS:
+        script = subprocess.run(
+            [*LAUNCHER, "render", "--slurm", write_job(cluster.folder, kind)],
+            cwd=cluster.folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        numbers[kind] = cluster.call("sbatch", "--parsable", stdin=script)
+        local_runs[kind] = subprocess.Popen(
+            [*LAUNCHER, "run", write_job(tmp_path, kind)],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    assert poll_until(lambda: (tmp_path / "stop-1-0").exists() and (tmp_path / "stop-1-1").exists())
+    local_runs["stop"].terminate()
+    codes = {kind: run.wait() for kind, run in local_runs.items()}
+
+    # At the time limit the agents alone get the signal, and the job starts again.
+    assert poll_until(lambda: len(list(cluster.folder.glob("stop-1-*"))) == 2)
+    cluster.call("scancel", "--signal=TERM", numbers["stop"])
+    cluster.end_requeue_delay(numbers["stop"])
+    assert poll_until(lambda: len(list(cluster.folder.glob("stop-2-*"))) == 2)
+    cluster.call("scancel", numbers["stop"])
+    cluster.end_requeue_delay(numbers["kill"])
+
+    for kind, number in numbers.items():
+        job = cluster.wait_for_state(number, "COMPLETED", "FAILED", "CANCELLED")
+        assert job["ExitCode"] == f"{codes[kind]}:0", kind
+        assert read_verdict(cluster.folder / "runs" / kind) == read_verdict(
+            tmp_path / "runs" / kind
+        )
+        assert job["Restarts"] == ("1" if kind in ("kill", "stop") else "0"), kind
+    assert codes == {"done": 0, "raise": 70, "kill": 137, "lose": 81, "hang": 82, "stop": 80}
+    listing = subprocess.run(
+        [*LAUNCHER, "list"], cwd=cluster.folder, capture_output=True, text=True, check=True
+    )
+    rows = [line.split()[:2] for line in listing.stdout.splitlines()[1:]]
+    assert sorted(rows) == [
+        ["done", "Done"],
+        *([kind, "Failed"] for kind in ("hang", "kill", "lose", "raise")),
+        ["stop", "Stopped"],
+    ]
