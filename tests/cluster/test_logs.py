@@ -246,7 +246,7 @@ def test_leader_with_the_right_annotates_its_jobset_with_progress(workspace: Wor
     assert (progress.when, progress.attempt, progress.verdict.code) == ("ended", 1, 0)
     assert ANNOTATION not in may_not.jobset["metadata"]["annotations"]
     assert may_not.wait_for_line(
-        "cannot be written on its JobSet (patch jobsets may-not): HTTP 403"
+        "cannot be written to its JobSet (patch jobsets may-not): HTTP 403"
     )
 
 

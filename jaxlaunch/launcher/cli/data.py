@@ -224,7 +224,7 @@ def _prepare_program(data: Source, to: Path | None, resize: int | None) -> tuple
         return "jaxlaunch.trainer.prepare.pack", json.dumps(request)
     if isinstance(data, Mixture) and data.part_kind != "text":
         hint = "pack each part as a job with that source, and name its records as a part with "
-        message = f"{source} is not packed as a whole, for its parts keep their own weights."
+        message = f"{source} is not packed as a whole, because its parts keep their own weights."
         raise UserError(message, f"{hint}source: array_record.")
     for option, value in (("--to", to), ("--resize", resize)):
         if value is not None:

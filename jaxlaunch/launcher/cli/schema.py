@@ -33,7 +33,7 @@ _INTRODUCTION = """\
 
 This page lists every key. `launcher schema --markdown` prints it, and `launcher schema` prints the
 JSON schema. Only `name`, `accelerator` and one of `train` and `command` are required. An unknown
-key is an error, and so is a key of the schema that is not implemented yet.
+key is an error.
 
 The file is YAML 1.2: `3e-4` is a number; `no`, `on` and `12:30` are text. A duration is `90s`,
 `10m`, `1h30m`, `3d` or whole seconds. A quantity is written as in Kubernetes: `8`, `500m`, `32Gi`.

@@ -176,7 +176,7 @@ class RemoteFile:
             offsets = sorted(entry["data_offsets"] for entry in self._header.values())
             ends = [end for _, end in offsets]
             if [start for start, _ in offsets] != [0, *ends[:-1]]:
-                raise ValueError("the tensors do not follow each other, as safetensors demands")
+                raise ValueError("the tensors do not follow each other, as safetensors requires")
             end = self._start + ends[-1]
         except (ValueError, TypeError, LookupError, AttributeError):
             raise SpecError(

@@ -202,10 +202,10 @@ class ProgramStep:
         self._step, self._state, self._mesh = step, state, mesh
         if batch is None:
             self._arguments: tuple[Any, ...] = (state.abstract,)
-            _check_signature(step, "step(state)", 1, "; without data= a step has no batch")
+            _check_signature(step, "as step(state)", 1, "; without data= a step has no batch")
         else:
             self._arguments = (state.abstract, batch)
-            _check_signature(step, "step(state, batch)", 2)
+            _check_signature(step, "as step(state, batch)", 2)
         self._compiled: Executable | None = None
         with state.trace_context():
             _, self._outputs = jax.eval_shape(self._update, *self._arguments)
@@ -474,7 +474,7 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     if is_plain and isinstance(data, _BatchMaker) and callable(data.batch):
         return data.batch, f"{type(data).__name__}.batch", True
     if inspect.isroutine(data) or (is_plain and callable(data)):
-        _check_signature(data, "with the step, data(step)", 1)
+        _check_signature(data, "with the step, as data(step)", 1)
         return data, user_code.describe_function(data), True
     is_list = isinstance(data, Sized) and isinstance(data, _Indexable)
     if is_list and not isinstance(data, Mapping | str | bytes):
@@ -492,7 +492,7 @@ def _check_signature(function: Callable[..., Any], call: str, count: int, hint: 
             inspect.signature(function).bind(*range(count))
         except TypeError as error:
             name = user_code.describe_function(function)
-            raise SpecError(f"{name} is called {call}, and that fails: {error}{hint}") from None
+            raise SpecError(f"{name} cannot be called {call}: {error}{hint}") from None
 
 
 # --- the leaves of a pytree -----------------------------------------------------------------------

@@ -116,8 +116,8 @@ def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[st
         key = f"train.optimizer.groups.{number}.match = {group.match}"
         if any(re.fullmatch(group.match, name) for name in names):
             raise SpecError(
-                f"{key} matches only parameters of the groups before it, and the first group that "
-                "matches has a parameter; move this group up, or remove it"
+                f"{key} matches only parameters of the groups before it, and a parameter belongs "
+                "to the first group that matches; move this group up, or remove it"
             )
         listed = list_first(names, MAX_LISTED)
         raise SpecError(f"{key} matches no parameter. There are: {listed}")

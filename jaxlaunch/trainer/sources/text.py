@@ -267,9 +267,9 @@ def _run_build(
         raise ERRORS_BY_CODE[code](json.loads(output.splitlines()[-1])["message"])
     if code < 0:
         raise StorageError(
-            f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the "
-            "system does where memory is short: give it more, or fewer cores; what is complete is "
-            "kept, and the next start resumes"
+            f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), "
+            "probably because memory ran out: give it more memory, or fewer cores; what is "
+            "complete is kept, and the next start resumes"
         )
     if code:
         raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; its output is above")

@@ -239,7 +239,7 @@ def _run_tasks(
             _run_in_pool(work, remaining, processes, finish_task)
         except concurrent.futures.process.BrokenProcessPool:
             processes //= 2
-            reason = "a process was killed, as the system does where memory is short"
+            reason = "a process was killed, probably because memory ran out"
             _print_message(f"{reason}; {processes} continue")
     for number, task in list(remaining.items()):
         work(*task)

@@ -138,7 +138,7 @@ def test_answers_are_batched_and_drawn_independently(
 def test_missing_harness_or_tokenizer_is_rejected(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SpecError, match="asks in text, and the model has no tokenizer here"):
+    with pytest.raises(SpecError, match="sends texts, so it needs a model with a tokenizer"):
         harness.model(TextModel(generator(DECODER), None, None))
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     with pytest.raises(

@@ -108,15 +108,15 @@ CALLS: list[tuple[str, Any, str]] = [
     ("step", a_bare_loss, "its metrics are"),
     ("step", a_row_of_losses, "metric 'loss' is float32[8], not a real scalar; return its mean"),
     ("step", a_taken_name, "a metric cannot be named 'step_s'; the records of a run use"),
-    ("step", without_batch, "is called step(state, batch), and that fails: too many"),
-    ("data", None, "is called step(state), and that fails: missing a required argument"),
+    ("step", without_batch, "cannot be called as step(state, batch): too many"),
+    ("data", None, "cannot be called as step(state): missing a required argument"),
     (
         "data",
         examples(),
         "is a generator, which cannot go back to the batch of a step when the run",
     ),
     ("data", object(), "jaxlaunch.run(data=…) is an object; give a function of the step"),
-    ("data", nothing, "nothing is called with the step, data(step), and that fails"),
+    ("data", nothing, "nothing cannot be called with the step, as data(step)"),
     ("batch", 8, "takes examples of a dataset, and data is a function without __len__"),
     ("data", seven, "seven: a batch of 7 rows cannot be split evenly over dp × fsdp = 8 devices"),
     (

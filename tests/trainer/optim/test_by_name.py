@@ -224,7 +224,7 @@ def test_invalid_factory_results_are_refused(name: str, keys: dict[str, Any], me
     ("name", "message"),
     [
         ("a_list", "makes a list, not a schedule: a function step -> learning rate"),
-        ("pairs", r"gives an array of shape \[2\] for a step, not a number"),
+        ("pairs", r"returns an array of shape \[2\] for a step, not a number"),
         ("halving", r"halving\(lr\) failed: TypeError"),
     ],
 )

@@ -359,7 +359,7 @@ def test_killed_worker_leaves_fewer_processes(
     tasks = [(os.getpid(), tmp_path / str(number)) for number in range(3)]
     build._run_tasks("packed", "shards", dying.in_a_worker, tasks, 2, 3)
     assert len(list(tmp_path.iterdir())) == 3
-    message = "a process was killed, as the system does where memory is short; 1 continue"
+    message = "a process was killed, probably because memory ran out; 1 continue"
     assert capsys.readouterr().err.count(message) == 1
 
 
@@ -374,7 +374,7 @@ def test_killed_or_stopped_build_is_reported(
     program.write_text("#!/bin/sh\nkill -9 $$\n")
     program.chmod(0o755)
     monkeypatch.setattr(sources.sys, "executable", str(program))  # type: ignore[attr-defined]
-    words = r"was killed \(SIGKILL\), as the system does where memory is short"
+    words = r"was killed \(SIGKILL\), probably because memory ran out"
     with pytest.raises(StorageError, match=words):
         sources._run_build(built, tmp_path / built.address)
 

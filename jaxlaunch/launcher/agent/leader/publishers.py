@@ -416,7 +416,9 @@ class JobSetAnnotator:
         if fault is not None and not self._has_failed:
             self._has_failed = True
             request = f"patch jobsets {self._name}"
-            self._say(f"how far the job is cannot be written on its JobSet ({request}): {fault}")
+            self._say(
+                f"the progress of the job cannot be written to its JobSet ({request}): {fault}"
+            )
 
     def _send_patch(self, body: bytes) -> tuple[int, str]:
         """Send a merge patch, and return the HTTP status and the beginning of the answer."""
@@ -476,7 +478,7 @@ class Notifier:
         self._best_step: Any = None
         if options.url and not self._url.startswith(_SCHEMES):
             self._events = frozenset()
-            say(f"notify: {options.url} holds no http:// or https:// address; nobody is told")
+            say(f"notify: {options.url} holds no http:// or https:// address; no message is sent")
 
     def check_progress(self, read_view: Callable[[], GangView], now: float) -> None:
         """Notify about a job without progress, and about a new best evaluation."""

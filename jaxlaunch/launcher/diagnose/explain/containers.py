@@ -361,7 +361,7 @@ def _explain_start_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answe
     template = "cannot start on {hosts}: the container runtime failed: {message}"
     headline = Text(template, hosts=group, message=message)
     step = advise_ask(
-        "ask the cluster administrator: the message is of the node's container runtime."
+        "ask the cluster administrator: the message comes from the node's container runtime."
     )
     return Answer("container", headline, evidence, step)
 

@@ -108,7 +108,7 @@ FOREIGN_MESSAGES: Sequence[ForeignMessage] = (
     _message(
         r"WatchTasksAsync failed",
         "rank 0, which serves the coordination, had ended before",
-        advise_change("read the log of rank 0: this message is only an echo of its end."),
+        advise_change("read the log of rank 0: this message is only a consequence of its end."),
     ),
 )
 

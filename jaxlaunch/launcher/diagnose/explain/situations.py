@@ -157,8 +157,8 @@ SITUATIONS: Mapping[str, Situation] = {
         "after a pause",
         _QUEUES,
         advise_run(
-            "find out what kept its pods from being ready, an image or a volume for one: "
-            "`{explain}` says it while they are there.",
+            "find out why its pods were not ready, for example an image or a volume: "
+            "`{explain}` shows it while the pods exist.",
             explain=launcher_command("explain", JOB_NAME),
         ),
     ),

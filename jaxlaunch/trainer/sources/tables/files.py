@@ -424,7 +424,7 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
             is_other = compute.invert(compute.fill_null(has_thousands, True))
             others = column.filter(is_other).to_pylist()
             if all(re.fullmatch(NUMBER_PATTERN, value) for value in others if value):
-                hint = "write numbers without, or leave the column out of data.columns"
+                hint = "write the numbers without them, or leave the column out of data.columns"
                 fault = f"with separated thousands; {hint}"
                 raise _value_error(path, name, column, has_thousands, fault)
         has_comma = compute.match_substring_regex(column, DECIMAL_COMMA_PATTERN)

@@ -48,7 +48,7 @@ def test_failed_annotation_is_retried_and_logged_once(
     assert len(sent) == 5 and b"1234" in sent[0]
     (message,) = messages
     assert message.endswith(
-        "how far the job is cannot be written on its JobSet (patch jobsets lm): timed out"
+        "the progress of the job cannot be written to its JobSet (patch jobsets lm): timed out"
     )
 
 
