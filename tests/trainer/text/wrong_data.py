@@ -398,7 +398,7 @@ FILES = [
     raw("gz that is none", "a.jsonl.gz is truncated or damaged", rows(GOOD), "a.jsonl.gz"),
     only("truncated zst", "a.jsonl.zst is truncated or damaged", {"a.jsonl.zst": zstd}),
     raw("packed twice", "is compressed twice, by its name", gzip.compress(b"{}"), "a.jsonl.gz.gz"),
-    raw("field of plain text", "which has no field 'text'", b"id,text", "a.csv", field="text"),
+    raw("field of plain text", "and has no field 'text'", b"id,text", "a.csv", field="text"),
     key(
         "nothing to evaluate on",
         "data.eval_path 'PATH/gone' matches no file",

@@ -226,7 +226,7 @@ def _read_json(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{location}: it is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise DataError(f"{location}: it is not a JSON object with an image and its label")
+                raise DataError(f"{location}: it is not a JSON object")
             yield number, row
 
 

@@ -193,7 +193,7 @@ def _lines() -> list[Odd]:
         Odd("nested.jsonl", b'{"a": {"c": 1}, "y": 0}\n{"a": {"c": 2}, "y": 1}\n', bad=("'a'",)),
         Odd("mark.jsonl", b'\xef\xbb\xbf{"a": 1, "b": 2, "y": 0}\n\n' + SECOND, PLAIN),
         Odd("latin.jsonl", b'{"a": 1, "b": "\xff", "y": 0}\n', bad=("not UTF-8",)),
-        Odd("number.jsonl", b'{"a": 1, "b": 2, "y": 0}\n7\n', bad=("row 2", "not an object")),
+        Odd("number.jsonl", b'{"a": 1, "b": 2, "y": 0}\n7\n', bad=("row 2", "not a JSON object")),
         Odd("empty.jsonl", b"\n\n", bad=("has no columns",)),
         Odd("twice.jsonl", b'{"a": 9, "a": 1, "b": 2, "y": 0}\n{"a": 3, "b": 4, "y": 1}\n', PLAIN),
         Odd(
@@ -212,7 +212,7 @@ def _lines() -> list[Odd]:
             bad=("row 1", "'a' has no value"),
         ),
         Odd("cut.jsonl", b'{"a": 1, "b": 2, "y": 0}\n{"a": 3, "b"', bad=("row 2", "not JSON")),
-        Odd("array.jsonl", b"[1, 2]\n", bad=("row 1", "not an object")),
+        Odd("array.jsonl", b"[1, 2]\n", bad=("row 1", "not a JSON object")),
     ]
 
 
