@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     import jax
 
-    from jaxlaunch.launcher.errors import UserError
+    from jaxlaunch.launcher.client.function import job
+    from jaxlaunch.launcher.client.handle import Handle, attach
+    from jaxlaunch.launcher.client.job import Job
+    from jaxlaunch.launcher.errors import JobFailedError, UserError, WaitTimeoutError
     from jaxlaunch.trainer.data.records import write as write_records
     from jaxlaunch.trainer.data.source import Source, Split
     from jaxlaunch.trainer.errors import TrainerError
@@ -43,6 +46,9 @@ __all__ = [
     "Batch",
     "Classify",
     "Haiku",
+    "Handle",
+    "Job",
+    "JobFailedError",
     "Linen",
     "Loss",
     "NextToken",
@@ -56,6 +62,9 @@ __all__ = [
     "TrainSpec",
     "TrainerError",
     "UserError",
+    "WaitTimeoutError",
+    "attach",
+    "job",
     "lm_eval_model",
     "load",
     "open_source",
@@ -70,6 +79,9 @@ _LAZY_IMPORTS = {
     "Batch": "jaxlaunch.trainer.task:Batch",
     "Classify": "jaxlaunch.trainer.tasks.classify:Classify",
     "Haiku": "jaxlaunch.trainer.models.custom:Haiku",
+    "Handle": "jaxlaunch.launcher.client.handle:Handle",
+    "Job": "jaxlaunch.launcher.client.job:Job",
+    "JobFailedError": "jaxlaunch.launcher.errors:JobFailedError",
     "Linen": "jaxlaunch.trainer.models.custom:Linen",
     "Loss": "jaxlaunch.trainer.task:Loss",
     "NextToken": "jaxlaunch.trainer.tasks.lm:NextToken",
@@ -83,6 +95,9 @@ _LAZY_IMPORTS = {
     "TrainSpec": "jaxlaunch.trainer.spec:TrainSpec",
     "TrainerError": "jaxlaunch.trainer.errors:TrainerError",
     "UserError": "jaxlaunch.launcher.errors:UserError",
+    "WaitTimeoutError": "jaxlaunch.launcher.errors:WaitTimeoutError",
+    "attach": "jaxlaunch.launcher.client.handle:attach",
+    "job": "jaxlaunch.launcher.client.function:job",
     "lm_eval_model": "jaxlaunch.trainer.generate.harness:model",
     "open_source": "jaxlaunch.trainer.sources.open:open_source",
     "write_records": "jaxlaunch.trainer.data.records:write",

@@ -17,11 +17,12 @@ _INTRODUCTION = """\
 `import jaxlaunch` provides the names on this page to your programs, tasks and models, and imports
 nothing else until one of them is used. They are typed (`py.typed`). Any module below `jaxlaunch` is
 private: it may change in any version ([upgrades](upgrades.md)). `report` needs the standard library
-alone, `UserError` the package, the others the extra `[train]`. Shapes are in brackets: B rows of a
-batch, L tokens, V classes or the vocabulary, N rows of any number. This page is
+alone, jobs and `UserError` the package, the others the extra `[train]`. Shapes are in brackets: B
+rows of a batch, L tokens, V classes or the vocabulary, N rows of any number. This page is
 made from docstrings and signatures: `python -m tests.api` prints it.
 """
 GROUPS = {
+    "Jobs": ("Job", "job", "Handle", "attach", "JobFailedError", "WaitTimeoutError"),
     "In any program": (
         "report",
         "run",
@@ -47,7 +48,9 @@ GROUPS = {
 }
 ALIASES = ("Batch", "Split")  # names for types: a line of code, and the string under it
 # Classes that users make objects of; the others are given or inherited.
-CALLED = ("Loss", "Sample", "Linen", "Haiku")
+CALLED = ("Job", "Loss", "Sample", "Linen", "Haiku")
+# Titles of names that differ from another only by their case, which anchors have not.
+TITLES = {"job": "The decorator `job`"}
 AS_TASK = ("Classify", "NextToken", "Preference")  # whose methods are those of Task
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -77,12 +80,13 @@ def read_docstring(name: str) -> str:
 
 
 def _link_names(names: tuple[str, ...]) -> str:
-    return " · ".join(f"[{name}](#{name.lower()})" for name in names)
+    anchors = {name: TITLES.get(name, name).lower().replace(" ", "-") for name in names}
+    return " · ".join(f"[{name}](#{anchor.replace('`', '')})" for name, anchor in anchors.items())
 
 
 def _make_section(name: str) -> Iterator[str]:
     value_of_name = getattr(jaxlaunch, name)
-    yield f"## `{name}`\n"
+    yield f"## {TITLES.get(name, f'`{name}`')}\n"
     if name in ALIASES:
         yield f"```python\n{_find_alias(name)[0]}\n```\n"
     elif inspect.isfunction(value_of_name) or name in CALLED:
@@ -99,6 +103,8 @@ def _make_section(name: str) -> Iterator[str]:
 
 
 def _describe_member(name: str, member: str, value: Any) -> Iterator[str]:
+    if isinstance(value, classmethod):
+        value = value.__func__
     if isinstance(value, property):
         yield f"### `{name}.{member}`\n\n{inspect.getdoc(value)}\n"
     elif inspect.isfunction(value):
@@ -114,7 +120,7 @@ def _format_signature(name: str, value: Any) -> str:
     )
     parts, is_keyword = [], False
     for parameter in signature.parameters.values():
-        if parameter.name == "self":
+        if parameter.name in ("self", "cls"):
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
             is_keyword = True

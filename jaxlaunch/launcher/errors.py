@@ -4,6 +4,8 @@ The number is the exit code of the command that the error ends.
 
 UserError                2  a file, an argument or a value of the user is wrong
 ├── JobFaultsError       2  all faults of one job.yaml
+├── JobFailedError          the exit code of the job
+├── WaitTimeoutError   124  a job has not ended in time
 └── ClusterError         3  the cluster cannot be reached, or rejects a request
     ├── ApiError         3  the API server answered with an error
     └── UnreachableError 3  the API server did not answer
@@ -55,6 +57,53 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  hint: {self.hint}"
+
+
+class JobFailedError(UserError):
+    """A job has failed, or was stopped. `exit_code` is its [exit code](exit-codes.md).
+
+    `verdict` has the cause, the code, the message, the rank and the traceback, as in `launcher
+    status -o json`; None if it is not known.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    job = jaxlaunch.Job(
+        name="fails",
+        accelerator="cpu",
+        restarts={"crash": 0, "in_place": 0},
+        command=["python", "-c", "raise OSError"],
+    )
+    try:
+        job.run()
+    except jaxlaunch.JobFailedError as error:
+        print(error.exit_code, error.verdict["rank"])
+    ```
+    """
+
+    def __init__(
+        self, message: str, exit_code: int, verdict: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.verdict = verdict
+
+
+class WaitTimeoutError(UserError):
+    """A job has not ended in time, and continues. `exit_code` is 124.
+
+    **Example:**
+
+    ```python
+    import jaxlaunch
+
+    assert jaxlaunch.WaitTimeoutError.exit_code == 124
+    ```
+    """
+
+    exit_code = 124
 
 
 class ClusterError(UserError):

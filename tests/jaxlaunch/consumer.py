@@ -92,6 +92,24 @@ def write_files() -> int:
     return jaxlaunch.write_records("train.array_record", ({"x": np.ones(3)} for _ in range(4)))
 
 
+@jaxlaunch.job(hosts=2, accelerator="cpu")
+def double(number: int) -> int:
+    return 2 * number
+
+
+def run_jobs() -> jaxlaunch.Handle:
+    job = jaxlaunch.Job(name="x", accelerator="cpu", command=["true"])
+    try:
+        code: int = double(job.validate()["devices"])
+        return job.run(on_line=print) if code else job.submit(namespace="team")
+    except jaxlaunch.JobFailedError as error:
+        code = error.exit_code
+    except jaxlaunch.WaitTimeoutError:
+        pass
+    return jaxlaunch.attach("x")
+
+
+double("two")  # type: ignore[arg-type]
 jaxlaunch.load(3)  # type: ignore[arg-type]
 generate_text(jaxlaunch.load("lm"))  # type: ignore[arg-type]
 jaxlaunch.report(step="one")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import click
 
 from jaxlaunch.contract import Key
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.cli.job_view import ClusterView, RunView
+from jaxlaunch.launcher.client.job_view import ClusterView, RunView
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import job_view, options
+from jaxlaunch.launcher.cli import options
 from jaxlaunch.launcher.cli.output import Printer, show_messages
+from jaxlaunch.launcher.client import job_view
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.jobs import volume
@@ -105,12 +106,13 @@ def logs_command(
         raise UserError(f"--from-volume and --since cannot be combined: {reason}")
     has_rank_option, as_json = rank is not None, output == "json"
     chosen_location = location or ("cluster" if is_from_volume else None)
-    if (run := job_view.find_local_run(name, namespace, context, chosen_location)) is not None:
+    run = job_view.find_local_run(name, namespace, context, chosen_location, show_messages)
+    if run is not None:
         if since is not None:
             reason = "whose lines have no timestamps: --since needs them."
             raise UserError(f"{name} is a run on this machine, {reason}")
         return _show_run(run, selection, has_rank_option, tail, as_json, is_following, previous)
-    cluster = job_view.connect_cluster(name, context, location)
+    cluster = job_view.connect_cluster(name, context, location, show_messages)
     snapshot = _read_job(cluster, namespace or cluster.namespace, name)
     is_growing = is_following and terminal_state(snapshot.jobset) is None
     # A follower reads the pods again later, so only a refusal is final.

@@ -14,22 +14,18 @@ from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.screen_lines import Colour
-from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.logs.lines import Selection
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.held_output import adds_to_message, root_exception
-from jaxlaunch.launcher.local.run import LocalRun, RunEnd
+from jaxlaunch.launcher.local.run import LocalRun, RunEnd, check_run_folder
 from jaxlaunch.launcher.local.run import run_job as run_job
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records import codec
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.run_folder import RunFolder, start_rows
 
-_HINT = "name another folder with --run-dir."
 # The lines that are shown at the end of the output of a failed rank that was hidden.
 _MAX_OUTPUT_LINES = 10
 
@@ -77,7 +73,7 @@ def run_command(
     """
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
-    _check_folder(job, job_file, folder)
+    check_run_folder(job, job_file, folder, output.show_messages)
     job_folder, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
     words = [str(job_file), *overrides, *(["--simulate"] if simulate else [])]
     words += [] if run_dir is None else ["--run-dir", str(run_dir)]
@@ -108,33 +104,6 @@ def run_command(
             command = "sample" if job.train.task == "lm" else "eval"
             output.show_messages(f"next: launcher {command} {name}")
     return end.code
-
-
-def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
-    """Raise UserError if the folder has the user's job file, or checkpoints of another job."""
-    subject = f"The run folder {folder} is"
-    is_run_job = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
-    # The job.yaml in the folder of a run may be used to start the run again.
-    if is_run_job and not (folder / layout.LOCK).exists():
-        message = f"{subject} the job file's own: the run would overwrite {job_file}."
-        raise UserError(message, _HINT)
-    starts = start_rows(RunFolder(folder, output.show_messages).read_summary())
-    if not any(start.has_trained for start in starts):
-        return
-    try:
-        earlier_job = jobs.read_run_job(folder)
-    except UserError:
-        # The file is invalid, or of another version.
-        return
-    if earlier_job.name != job.name:
-        message = f"{subject} that of job {earlier_job.name}, this job is {job.name}."
-        raise UserError(message, _HINT)
-    if (earlier_job.train is None) != (job.train is None):
-        earlier_key, key = (
-            "train" if spec.train is not None else "command" for spec in (earlier_job, job)
-        )
-        message = f"{subject} that of a job with {earlier_key}:, this job has {key}:."
-        raise UserError(message, _HINT)
 
 
 def _make_live_block(folder: Path) -> AbstractContextManager[object]:

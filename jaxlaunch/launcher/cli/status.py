@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import options, output, screen_lines
-from jaxlaunch.launcher.cli.job_view import ClusterView, JobView, find_view
 from jaxlaunch.launcher.cli.screen_lines import Colour, Paragraph
+from jaxlaunch.launcher.client.job_view import ClusterView, JobView, find_view
 from jaxlaunch.launcher.diagnose.explain.explanation import (
     Explanation,
     describe_ranks,
@@ -55,7 +55,8 @@ def status_command(
     The job's result comes first if there is one. Give a run by its name below runs/, or by its
     folder.
     """
-    view = find_view(name, namespace, context, location or ("cluster" if is_from_volume else None))
+    location = location or ("cluster" if is_from_volume else None)
+    view = find_view(name, namespace, context, location, output.show_messages)
     if is_from_volume and isinstance(view, ClusterView) and view.cluster is not None:
         from jaxlaunch.launcher.cli.logs import read_volume_summary
 
@@ -173,7 +174,7 @@ def explain_command(
     The first line names the situation; below it are the evidence and what to do. Give a run on this
     machine by its name below runs/, or by its folder.
     """
-    answer = find_view(name, namespace, context, location).explanation
+    answer = find_view(name, namespace, context, location, output.show_messages).explanation
     lines = list(describe_explanation(answer))
     output.show_result(answer.to_json(), output_format, lines)
     return EXIT_NO_SUCH_JOB if answer.situation == "unknown" else 0

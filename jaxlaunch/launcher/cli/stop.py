@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import job_view, options, output
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.client import ending, job_view
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs import dependents, lifecycle
-from jaxlaunch.launcher.jobs.status import collect
-from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj, terminal_state
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.sweep.table import LOCK, SweepTable
-from jaxlaunch.launcher.wording import format_duration, os_error_reason
+from jaxlaunch.launcher.wording import format_duration
 from jaxlaunch.runs import layout
-
-# How long stop and delete wait after the grace period.
-_STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0
-# The grace period of a run whose job cannot be read.
-_GRACE_S = 60.0
 
 
 def _run_for_each(names: Sequence[str], act: Callable[[str], int]) -> int:
@@ -95,36 +86,19 @@ def _stop_by_name(
 ) -> int:
     if location is None and (sweep := run_folders.find_sweep(name)) is not None:
         return _stop_sweep(SweepTable(sweep), limit_s, no_wait=no_wait)
-    if (run := job_view.find_local_run(name, namespace, context, location)) is not None:
-        return _stop_run(run, None if no_wait else limit_s or _run_grace_s(run) + _STOP_MARGIN_S)
-    cluster = job_view.connect_cluster(name, context, location)
-    jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
-    if (end := terminal_state(jobset)) is not None:
-        raise UserError(f"Job {name} is already {end}: there is nothing to stop.")
-    snapshot = collect.read_snapshot(cluster, jobset["metadata"]["namespace"], name)
-    if not isinstance(snapshot, Snapshot):
-        raise lifecycle.deleted_error(cluster, jobset["metadata"])
-    stopping_pods = lifecycle.StoppingPods(cluster, jobset)
-    final_records = lifecycle.FinalRecords(cluster, snapshot)
-    lifecycle.stop_job(cluster, jobset)
+    say = output.show_messages
+    if (run := job_view.find_local_run(name, namespace, context, location, say)) is not None:
+        return _stop_run(run, None if no_wait else limit_s or ending.stop_limit_s(run))
+    cluster = job_view.connect_cluster(name, context, location, say)
+    namespace = namespace or cluster.namespace
+    end = ending.stop_job(cluster, namespace, name, limit_s, should_wait=not no_wait, say=say)
     if no_wait:
-        lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
         output.show_lines(f"{JOBSETS.qualified_name(name)} stopping")
         return 0
-    if limit_s is None:
-        limit_s = lifecycle.grace_period_s(jobset) + _STOP_MARGIN_S
-    wait_result, now = stopping_pods.wait_until_gone(limit_s), datetime.now(UTC)
-    snapshot = dataclasses.replace(
-        snapshot,
-        now=now,
-        pods=wait_result.pods or snapshot.pods,
-        records=final_records.read_records(),
-    )
-    lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
-    if snapshot.report.attempt_end is not None:
-        output.show_messages(snapshot.report.attempt_end.verdict.message)
-    if not wait_result.is_over:
-        return _show_timeout(jobset["metadata"]["namespace"], name, limit_s)
+    if end.verdict is not None:
+        output.show_messages(end.verdict.message)
+    if not end.is_over:
+        return _show_timeout(namespace, name, end.limit_s)
     output.show_lines(f"{JOBSETS.qualified_name(name)} stopped")
     return 0
 
@@ -133,10 +107,6 @@ def _show_timeout(namespace: str, name: str, limit_s: float) -> int:
     command = f"launcher explain -n {namespace} {name}"
     output.show_messages(f"its pods are not gone after {format_duration(limit_s)}; see `{command}`")
     return options.EXIT_TIMEOUT
-
-
-def _run_grace_s(run: Run) -> float:
-    return run.job.grace if run.job else _GRACE_S
 
 
 def _stop_run(run: Run, limit_s: float | None) -> int:
@@ -176,8 +146,8 @@ def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> i
     if no_wait:
         output.show_lines(f"sweep/{name} stopping")
         return 0
-    grace_s = max((_run_grace_s(run) for run in active_runs), default=_GRACE_S)
-    deadline = time.monotonic() + (limit_s or grace_s + _STOP_MARGIN_S)
+    limits_s = [ending.stop_limit_s(run) for run in (active_runs or [leader])]
+    deadline = time.monotonic() + (limit_s or max(limits_s))
     is_over = run_folders.wait_for_end(leader, deadline - time.monotonic(), LOCK)
     for run in active_runs:
         is_over = run_folders.wait_for_end(run, deadline - time.monotonic()) and is_over
@@ -266,10 +236,9 @@ def _delete_by_name(
     if not yes and terminal_state(jobset) is None and not _is_known_to_be_stopped(cluster, jobset):
         _confirm_deletion(f"Job {name} has not ended")
     output.show_lines(*dependents.delete_job(cluster, jobset))
-    limit_s = lifecycle.grace_period_s(jobset) + _DELETE_MARGIN_S
-    if no_wait or dependents.wait_until_gone(cluster, JOBSETS, dict(jobset), limit_s):
+    if no_wait or ending.wait_until_deleted(cluster, jobset):
         return 0
-    return _show_timeout(jobset["metadata"]["namespace"], name, limit_s)
+    return _show_timeout(jobset["metadata"]["namespace"], name, ending.delete_limit_s(jobset))
 
 
 def _confirm_deletion(fact: str) -> None:
@@ -281,32 +250,13 @@ def _confirm_deletion(fact: str) -> None:
 
 def _delete_folder(folder: Path, *, yes: bool, is_ambiguous: bool) -> int:
     """Delete the folder of a run or of a sweep on this machine, and return the exit code."""
-    path, name = shlex.quote(os.path.relpath(folder)), shlex.quote(folder.name)
-    is_sweep = layout.is_sweep(folder)
-    kind = "sweep" if is_sweep else "run"
-    if run_folders.RUNS_FOLDER.resolve() not in folder.resolve().parents:
-        # A folder that --run-dir named may hold other files, such as those of a project.
-        message = f"{folder} is a {kind} outside of {run_folders.RUNS_FOLDER}/."
-        raise UserError(message, f"`rm -r {path}` deletes the folder, with everything in it.")
-    if is_sweep and SweepTable(folder).settings.get("cluster") is not None:
-        hint = f"`launcher delete` takes their names, which `launcher list {name}` shows; `rm -r "
-        message = f"The runs of sweep {folder.name} are jobs on a cluster."
-        raise UserError(message, f"{hint}{path}` deletes its table.")
-    folders = [folder, *(run.folder for run in run_folders.list_runs(folder))]
-    is_running = layout.find_holder(folder, LOCK) is not None if is_sweep else False
-    if is_running or any(layout.find_holder(run) is not None for run in folders):
-        message = f"{kind.capitalize()} {folder.name} is running."
-        raise UserError(message, f"`launcher stop {name}` first.")
+    ending.check_deletable(folder)
+    path, kind = shlex.quote(os.path.relpath(folder)), ending.folder_kind(folder)
     if yes and is_ambiguous:
         message = f"{folder.name} is a {kind} on this machine, and no job was found on the cluster."
         raise UserError(message, f"`launcher delete {path} --yes` deletes the {kind}.")
     if not yes:
         _confirm_deletion(f"{path} is a {kind} on this machine, with its checkpoints and logs")
-    try:
-        # A run that starts meanwhile would lose its files.
-        with run_folders.hold_lock(folder, LOCK if is_sweep else layout.LOCK):
-            shutil.rmtree(folder)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be deleted: {os_error_reason(error)}.") from None
+    ending.delete_folder(folder)
     output.show_lines(f"{kind}/{folder.name} deleted")
     return 0

@@ -10,21 +10,26 @@ import click
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.client import submission
 from jaxlaunch.launcher.diagnose.doctor import checks
-from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError, UserError
+from jaxlaunch.launcher.errors import (
+    ApiError,
+    ClusterError,
+    UnreachableError,
+    UserError,
+    WaitTimeoutError,
+)
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.jobs import cluster_defaults
-from jaxlaunch.launcher.jobs.lifecycle import BackgroundWait, WaitTimeoutError, ignore_message
+from jaxlaunch.launcher.jobs.lifecycle import BackgroundWait, ignore_message
 from jaxlaunch.launcher.jobs.logs import follow, lines
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.submit import Submission, SubmitResult, record_words
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.manifests.jobset import PreparedJob, prepare
+from jaxlaunch.launcher.manifests.jobset import prepare
 
 # Timeout of a call for a dry run, which needs no cluster.
 _DRY_RUN_TIMEOUT_S = 3.0
@@ -104,26 +109,24 @@ def submit_command(
         return 0
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = file.spec.namespace or cluster.namespace
-    if defaults_file is None:
-        default_values = _read_defaults(cluster, job_namespace)
-    else:
-        default_values = defaults.load_defaults(defaults_file)
-    prepared = _prepare_job(file, cluster, job_namespace, default_values)
+    say = output.show_messages
+    default_values = submission.read_defaults(cluster, job_namespace, defaults_file, say)
+    prepared = submission.prepare_job(file, cluster, job_namespace, default_values, say)
     manifests = prepared.manifests_with_secret()
     record_words(manifests[0], job_file, overrides, defaults_file)
-    submission = Submission(cluster, manifests, output.show_messages)
+    to_submit = Submission(cluster, manifests, output.show_messages)
     try:
         notes = checks.check_submission(
             cluster, manifests, replace=replace, watch=is_watching, force=force
         )
         output.show_messages(*notes)
         if dry_run == "server":
-            effects = submission.dry_run(replace=replace)
+            effects = to_submit.dry_run(replace=replace)
             output.show_lines(*(f"{line} (server dry run)" for line in effects))
             return 0
-        submitted = submission.submit(replace=replace)
+        submitted = to_submit.submit(replace=replace)
     except KeyboardInterrupt:
-        output.show_messages(f"interrupted: {submission.describe_existing()}")
+        output.show_messages(f"interrupted: {to_submit.describe_existing()}")
         raise
     try:
         _show_submitted(submitted, output_format)
@@ -150,7 +153,8 @@ def print_manifests(
             cluster = Cluster.connect(context)
             cluster.limit_call_time(_DRY_RUN_TIMEOUT_S)
             namespace = files[0].spec.namespace or cluster.namespace
-            default_values = _read_defaults(cluster, namespace)
+            say = output.show_messages
+            default_values = submission.read_defaults(cluster, namespace, None, say)
         except ClusterError as error:
             if context is not None or isinstance(error, ApiError):
                 raise
@@ -162,7 +166,8 @@ def print_manifests(
             prepared = prepare(file, default_values)
         else:
             namespace = file.spec.namespace or cluster.namespace
-            prepared = _prepare_job(file, cluster, namespace, default_values)
+            say = output.show_messages
+            prepared = submission.prepare_job(file, cluster, namespace, default_values, say)
         output.show_documents(prepared.manifests)
 
 
@@ -179,10 +184,11 @@ def prepare_submissions(
     files = [jobs.read_job(job_file, overrides) for overrides in overrides_by_job]
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = files[0].spec.namespace or cluster.namespace
-    default_values = _read_defaults(cluster, job_namespace)
+    say = output.show_messages
+    default_values = submission.read_defaults(cluster, job_namespace, None, say)
     submissions = []
     for file, overrides in zip(files, overrides_by_job, strict=True):
-        prepared = _prepare_job(file, cluster, job_namespace, default_values)
+        prepared = submission.prepare_job(file, cluster, job_namespace, default_values, say)
         manifests = prepared.manifests_with_secret()
         record_words(manifests[0], job_file, overrides, None)
         notes = checks.check_submission(cluster, manifests, replace=False, watch=False, force=False)
@@ -193,24 +199,8 @@ def prepare_submissions(
 
 def submit_all(submissions: Sequence[Submission]) -> None:
     """Submit jobs one after the other, and print each. Existing jobs are not changed."""
-    for submission in submissions:
-        _show_submitted(submission.submit(replace=False), "name")
-
-
-def _prepare_job(
-    file: JobFile, cluster: Cluster, namespace: str, default_values: ClusterDefaults
-) -> PreparedJob:
-    say = output.show_messages
-    file = cluster_defaults.resolve_gang_secret(file, cluster, namespace, say)
-    return prepare(file, default_values, namespace)
-
-
-def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
-    """Return the defaults of the cluster, and print where they are."""
-    default_values, source = cluster_defaults.find_defaults(cluster, namespace)
-    if source is not None:
-        output.show_messages(f"the cluster defaults are in {source}")
-    return default_values
+    for prepared_submission in submissions:
+        _show_submitted(prepared_submission.submit(replace=False), "name")
 
 
 def _show_submitted(submitted: SubmitResult, output_format: str) -> None:

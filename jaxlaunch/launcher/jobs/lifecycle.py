@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.errors import ApiError, ClusterError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, WaitTimeoutError
 from jaxlaunch.launcher.jobs.status import agent_report, collect, job_status
 from jaxlaunch.launcher.jobs.status.hosts import is_of_jobset
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
@@ -271,10 +271,6 @@ def ignore_message(text: str) -> None:
     """Ignore a message. Default for `say`, if something else reports the same."""
 
 
-class WaitTimeoutError(Exception):
-    """Raised if the job has not ended in time."""
-
-
 def wait_for_end(
     cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = ignore_message
 ) -> JobStatus:
@@ -329,7 +325,8 @@ def wait_for_end(
         job = collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
         if isinstance(job, Snapshot):
             write_progress(cluster, job, "running", say)
-    raise WaitTimeoutError
+    name = metadata["name"]
+    raise WaitTimeoutError(f"Job {name} has not ended after {limit_s:.0f} s.", "it continues.")
 
 
 def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:

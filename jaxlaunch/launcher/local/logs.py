@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -51,8 +52,13 @@ def follow_logs(
     tail: int | None,
     processes_per_host: int,
     show: Callable[[Line], None],
+    limit_s: float | None = None,
 ) -> None:
-    """Show the last `tail` lines of each rank, and then new ones until the run has ended."""
+    """Show the last `tail` lines of each rank, and then new ones until the run has ended.
+
+    After `limit_s` seconds the run is no longer waited for.
+    """
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     folder, files = run.start_folder, dict[int, _LogFile]()
     is_first, is_over = True, False
     while True:
@@ -69,7 +75,8 @@ def follow_logs(
         if is_over:
             return
         # The last lines may have been written after the files were read, so they are read again.
-        is_first, is_over = False, layout.find_holder(run.folder) is None
+        is_first = False
+        is_over = layout.find_holder(run.folder) is None or time.monotonic() >= deadline
         time.sleep(0.0 if is_over else POLL_S)
 
 

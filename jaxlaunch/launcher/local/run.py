@@ -13,6 +13,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 import time
 import types
 import uuid
@@ -38,7 +39,7 @@ from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import CHECKPOINTS, COMMAND, JOB, Lock
-from jaxlaunch.runs.run_folder import RunFolder, RunStarts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts, start_rows
 
 # How long programs wait for a reader of their output that has stalled, if it is a pipe.
 _PIPE_PATIENCE_S = 10.0
@@ -64,6 +65,8 @@ class LocalRun:
     words: Sequence[str] = ()
     # Whether to hide what surviving ranks print about the failure of another.
     hides_echoes: bool = False
+    # When the run was asked for; by default when this process started.
+    asked_at: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,38 @@ class RunEnd:
     start: int = 1
 
 
+def check_run_folder(
+    job: JobSpec, job_file: Path | None, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Raise UserError if the folder has the user's job file, or checkpoints of another job."""
+    subject = f"The run folder {folder} is"
+    hint = "name another folder with --run-dir."
+    is_run_job = job_file is not None and (
+        os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
+    )
+    # The job.yaml in the folder of a run may be used to start the run again.
+    if is_run_job and not (folder / layout.LOCK).exists():
+        message = f"{subject} the job file's own: the run would overwrite {job_file}."
+        raise UserError(message, hint)
+    starts = start_rows(RunFolder(folder, say).read_summary())
+    if not any(start.has_trained for start in starts):
+        return
+    try:
+        earlier_job = jobs.read_run_job(folder)
+    except UserError:
+        # The file is invalid, or of another version.
+        return
+    if earlier_job.name != job.name:
+        message = f"{subject} that of job {earlier_job.name}, this job is {job.name}."
+        raise UserError(message, hint)
+    if (earlier_job.train is None) != (job.train is None):
+        earlier_key, key = (
+            "train" if spec.train is not None else "command" for spec in (earlier_job, job)
+        )
+        message = f"{subject} that of a job with {earlier_key}:, this job has {key}:."
+        raise UserError(message, hint)
+
+
 def run_job(
     job: JobSpec,
     local: LocalRun,
@@ -93,7 +128,7 @@ def run_job(
     A SIGINT or SIGTERM makes the gang save and stop, and a second one kills it. Raises UserError if
     the job cannot start.
     """
-    started_at = time.time() - process_age_s()
+    started_at = local.asked_at or time.time() - process_age_s()
     if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
         raise UserError(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine "
@@ -238,6 +273,10 @@ class Signals:
         self._say, self._lock = say, lock
 
     def __enter__(self) -> Signals:
+        self._previous_handlers = {}
+        # Python handles signals in the main thread alone.
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._previous_handlers = {
             number: signal.signal(number, self._handle_signal)
             for number in (signal.SIGINT, signal.SIGTERM)

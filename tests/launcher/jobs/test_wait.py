@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.errors import ClusterError
-from jaxlaunch.launcher.jobs.lifecycle import WaitTimeoutError, wait_for_end
+from jaxlaunch.launcher.errors import ClusterError, WaitTimeoutError
+from jaxlaunch.launcher.jobs.lifecycle import wait_for_end
 from jaxlaunch.launcher.jobs.logs.follow import DRAIN_TIMEOUT_S
 from jaxlaunch.launcher.jobs.status.job_status import State
 from jaxlaunch.launcher.kubernetes import transport

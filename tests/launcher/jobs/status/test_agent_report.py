@@ -9,7 +9,7 @@ import random
 import pytest
 
 from jaxlaunch.launcher.cli import status as screens
-from jaxlaunch.launcher.cli.job_view import ClusterView
+from jaxlaunch.launcher.client.job_view import ClusterView
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.status.job_status import derive_status

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.cli.job_view import ClusterView
 from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.cli.status import describe_job
+from jaxlaunch.launcher.client.job_view import ClusterView
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.job_status import State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot

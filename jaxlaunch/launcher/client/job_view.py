@@ -1,15 +1,14 @@
-"""One interface for a job on a cluster and a run on this machine, for commands that show them."""
+"""One interface for a job on a cluster and a run on this machine, for whatever shows them."""
 
 from __future__ import annotations
 
 import abc
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.status import collect, job_status
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus
@@ -31,22 +30,23 @@ HOST_HEADS = ("HOST", "RANKS", "READY", "STATE", "NODE", "POD")
 NAME_CHECK_TIMEOUT_S = 3.0
 
 Table = Sequence[Sequence[str]]
+Say = Callable[[str], None]
 
 
 def find_view(
-    name: str, namespace: str | None, context: str | None, location: str | None
+    name: str, namespace: str | None, context: str | None, location: str | None, say: Say
 ) -> JobView:
     """Return the run or the job with a name. Raises UserError and ClusterError."""
-    if (run := find_local_run(name, namespace, context, location)) is not None:
+    if (run := find_local_run(name, namespace, context, location, say)) is not None:
         return RunView(run)
-    cluster = connect_cluster(name, context, location)
+    cluster = connect_cluster(name, context, location, say)
     return ClusterView(
         collect.read_snapshot(cluster, namespace or cluster.namespace, name), cluster
     )
 
 
 def find_local_run(
-    name: str, namespace: str | None, context: str | None, location: str | None
+    name: str, namespace: str | None, context: str | None, location: str | None, say: Say
 ) -> Run | None:
     """Return the run on this machine with a name, or None if the name is that of a job.
 
@@ -66,11 +66,11 @@ def find_local_run(
             raise UserError(f"There is no run {name}: {reason}.", "`launcher list` shows them.")
         return None
     if location is None and os.sep not in name:
-        _require_no_job(name)
+        _require_no_job(name, say)
     return run_folders.open_run(folder)
 
 
-def _require_no_job(name: str) -> None:
+def _require_no_job(name: str, say: Say) -> None:
     """Raise UserError if the cluster has a job with the name of a run here."""
     try:
         cluster = Cluster.connect(None)
@@ -82,7 +82,7 @@ def _require_no_job(name: str) -> None:
         has_job = cluster.get(JOBSETS, name) is not None
     except ClusterError as error:
         question = "whether the cluster has a job of that name is unknown"
-        output.show_messages(f"{name} is the run here; {question}: {error}")
+        say(f"{name} is the run here; {question}: {error}")
         return
     if has_job:
         places = f"a run on this machine and a job in namespace {cluster.namespace}."
@@ -90,10 +90,10 @@ def _require_no_job(name: str) -> None:
         raise UserError(f"{name} is both {places}", f"{hint}too.")
 
 
-def connect_cluster(name: str, context: str | None, location: str | None) -> Cluster:
+def connect_cluster(name: str, context: str | None, location: str | None, say: Say) -> Cluster:
     """Connect to the cluster of a job. A ClusterError also says that no local run has the name."""
     try:
-        return Cluster.connect(context, output.show_messages)
+        return Cluster.connect(context, say)
     except ClusterError as error:
         if context is not None or location is not None:
             raise

@@ -1,0 +1,1 @@
+"""Jobs as Python objects, which the commands use too."""

@@ -1,0 +1,199 @@
+"""Jobs as Python objects: their keys, the cluster, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import jaxlaunch
+from jaxlaunch.launcher.client import values
+from jaxlaunch.launcher.client.function import JobFunction
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES
+from tests.launcher import apiserver, objects
+from tests.launcher.apiserver import Server
+from tests.launcher.invoke import launcher
+from tests.launcher.report import made_runs
+
+JOB = "name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [python, train.py, --lr, 3e-4]\n"
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path / "job.yaml"
+
+
+@pytest.fixture
+def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    server.put(NAMESPACES.path(None, "team-a"), {})
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url)))
+    return server
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_job_has_the_manifests_and_the_plan_of_the_commands(
+    job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_command(*words: str) -> str:
+        return launcher(capsys, monkeypatch, *words, "job.yaml", "hosts=2", "env.A=b").out
+
+    job = jaxlaunch.Job.load("job.yaml", hosts=2, env={"A": "b"})
+    outputs = job.render(), job.validate(), job.plan()
+    assert capsys.readouterr() == ("", "")
+    assert list(yaml.safe_load_all(read_command("render"))) == outputs[0]
+    assert json.loads(read_command("validate", "-o", "json")) == outputs[1]
+    assert json.loads(read_command("plan", "-o", "json")) == outputs[2]
+
+
+def test_keys_are_those_of_a_file(job_file: Path) -> None:
+    keys = {"command": ("python", Path("train.py"), "--lr", "3e-4"), "accelerator": "cpu"}
+    assert (
+        jaxlaunch.Job(name="x", image="i", **keys).render() == jaxlaunch.Job.load(job_file).render()
+    )
+    changed = jaxlaunch.Job.load(
+        job_file,
+        accelerator={"per_host": 2},
+        labels={"example.com/team": "a"},
+        env={"TEXT": 'a: "b" # é'},
+    )
+    assert changed.validate()["devices"] == 2
+    (jobset, *_) = changed.render()
+    assert jobset["metadata"]["labels"]["example.com/team"] == "a"
+    assert 'a: "b" # é' in str(jobset["spec"])
+
+
+def test_all_faults_of_keys_are_one_error() -> None:
+    with pytest.raises(jaxlaunch.UserError) as error_info:
+        jaxlaunch.Job(name="x", accelerator="cpu", hots=2, command=[])
+    assert error_info.value.exit_code == 2
+    assert 'Job(...):4: unknown key "hots"' in str(error_info.value)
+    assert "command" in str(error_info.value)
+
+
+def test_import_brings_neither_jax_nor_the_launcher() -> None:
+    program = (
+        "import sys, jaxlaunch; before = set(sys.modules); jaxlaunch.Job, jaxlaunch.job; "
+        "print('pydantic' in before, 'jaxlaunch.launcher' in before, 'jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False False False\n", done.stderr
+
+
+# --- a cluster ------------------------------------------------------------------------------------
+
+
+def test_job_is_submitted_and_read_again_by_its_name(
+    job_file: Path, cluster: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = jaxlaunch.Job.load(job_file, hosts=2).submit(namespace="team-a")
+    assert repr(handle) == "jaxlaunch.attach('x', namespace='team-a')"
+    path = JOBSETS.path("team-a", "x")
+    assert cluster.objects[path]["spec"].get("suspend") is not True
+    again = jaxlaunch.attach("x")
+    assert again.status().state == "Creating" and again.status().hosts == 2
+    assert again.explain().name == "x" and again.result is None
+    with pytest.raises(
+        jaxlaunch.WaitTimeoutError, match=r"Job x has not ended after 0 s\."
+    ) as late:
+        again.wait(timeout_s=0)
+    assert late.value.exit_code == 124
+    again.stop()
+    assert cluster.objects[path]["spec"]["suspend"] is True
+    with pytest.raises(jaxlaunch.JobFailedError) as stopped:
+        again.wait(timeout_s=60)
+    assert (stopped.value.exit_code, stopped.value.verdict) == (80, None)
+    again.delete()
+    assert path not in cluster.objects
+    with pytest.raises(jaxlaunch.UserError, match="x"):
+        jaxlaunch.attach("x", namespace="team-a")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_failure_has_the_code_of_the_job(cluster: Server, job_file: Path) -> None:
+    name = {"metadata": {"name": "lm", "namespace": "team-a"}}
+    status = objects.ended("Failed", "FailJobSet", "lm-w-0 failed with exit code 71")
+    jobset = objects.jobset(1, status=status)
+    cluster.put(JOBSETS.path("team-a", "lm"), apiserver.merge_patch(jobset, name))
+    with pytest.raises(jaxlaunch.JobFailedError, match="lm Failed") as error_info:
+        jaxlaunch.attach("lm").wait()
+    assert error_info.value.exit_code == 71
+
+
+# --- a run on this machine ------------------------------------------------------------------------
+
+
+def test_run_is_read_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_runs.run(tmp_path / "runs" / "<lm>", (137, 65), points=3)
+    handle = jaxlaunch.attach("runs/<lm>")
+    assert handle.result is not None and handle.result["code"] == 65
+    assert [row["step"] for row in handle.metrics()] == [333, 666, 1000]
+    html = handle._repr_html_()
+    assert html.startswith("<b>&lt;lm&gt;</b>: Failed, step 1000 of 1000")
+    with pytest.raises(jaxlaunch.JobFailedError) as error_info:
+        handle.wait()
+    assert error_info.value.exit_code == 65
+    with pytest.raises(jaxlaunch.UserError, match="is not running"):
+        handle.stop()
+    handle.delete()
+    assert not (tmp_path / "runs" / "<lm>").exists()
+    assert capsys.readouterr() == ("", "")
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_values_return_as_they_were_sent(tmp_path: Path) -> None:
+    value = {"a": [1, 2.5, None, True, "é"], "array": {"fields": np.arange(6.0).reshape(2, 3)}}
+    values.write_value(tmp_path / "value.zip", value)
+    read = values.read_value(tmp_path / "value.zip")
+    assert read["a"] == value["a"]
+    np.testing.assert_array_equal(read["array"]["fields"], value["array"]["fields"])
+    assert [path.name for path in tmp_path.iterdir()] == ["value.zip"]
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {1: 2}, {3}, b"x", np.array([object()]), np.array("x")]
+)
+def test_other_values_are_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(TypeError, match="cannot be passed on"):
+        values.write_value(tmp_path / "value.zip", value)
+
+
+def test_pickles_of_strangers_are_refused(tmp_path: Path) -> None:
+    class Strange:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path}/run",)
+
+    file = tmp_path / "value.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("value.json", '{"array": 0}')
+        with archive.open("0.npy", "w") as member:
+            np.lib.format.write_array(member, np.array([Strange()], dtype=object))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        values.read_value(file)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("value.json", pickle.dumps(Strange()))
+    with pytest.raises(ValueError, match=r"."):
+        values.read_value(file)
+    assert not (tmp_path / "run").exists()
+
+
+def test_function_that_no_process_finds_is_refused() -> None:
+    decorated: JobFunction[[], int] = jaxlaunch.job(accelerator="cpu")(lambda: 1)
+    with pytest.raises(jaxlaunch.UserError, match="so no other process finds it"):
+        decorated()
