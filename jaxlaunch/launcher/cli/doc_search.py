@@ -25,6 +25,7 @@ SYNONYMS: Mapping[str, str] = {
     "get started": "quickstart",
     "hello world": "quickstart",
     "weights and biases": "wandb",
+    "all or nothing": "hosts none",
     "oom": "memory",
     "oomkilled": "memory",
     "fsdp": "fsdp parallelism",
@@ -79,6 +80,15 @@ SYNONYMS: Mapping[str, str] = {
     "srun": "slurm",
     "kernel": "kernel attention",
     "workstation": "workstation gpu",
+    "local": "local workstation",
+    "config": "config job yaml",
+    "override": "overridden",
+    "stored": "kept",
+    "saved": "saved kept",
+    "sync": "sync ship",
+    "serve": "serve vllm",
+    "serving": "serve vllm",
+    "inference": "sample generate vllm",
     "multislice": "multislice slices",
 }
 # Pages and folders of the site that guides come before -> the factor of their scores.
