@@ -86,7 +86,7 @@ def run_agent() -> int:
         return agent.run()
     finally:
         if run_folder_copy is not None and not run_folder_copy.close():
-            message = "the run folder was not copied to its bucket whole"
+            message = "the run folder was not copied to its bucket completely"
             print(f"agent {config.host}: {message}", file=sys.stderr)
 
 
@@ -99,7 +99,7 @@ def _check_certificates(config: Config) -> None:
 
         tls.load_contexts(config.certificates)
     except (ImportError, OSError) as error:
-        hint = "`gang_secret: false` goes without"
+        hint = "`gang_secret: false` runs the job without it"
         fault = f"cannot use the certificates in {config.certificates}: {error}"
         raise ConfigError(f"{fault}; {hint}") from None
 

@@ -76,7 +76,7 @@ def _mixture_environ(job_file: Path) -> dict[str, str]:
         contents = "a command"
         if job.train is not None:
             contents = f"train.data.source = {job.train.data.source}"
-        message = f"{job_file} has {contents}, and of a job only a mixture is shown."
+        message = f"{job_file} has {contents}, and the only jobs that can be shown are mixtures."
         raise UserError(message, "give the folder or file of the data.")
     base = job_file.absolute().parent
     train = map_paths(job, base, (RUNS_FOLDER / job.name).absolute(), {}).map_train(job.train)

@@ -117,7 +117,7 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
         "cluster": cluster,
     }
     if cluster is not None and settings["halving"]:
-        message = "--halving stops runs of this machine: on a cluster, no process follows them."
+        message = "--halving stops runs of this machine: on a cluster, no process watches them."
         raise UserError(message, "leave it out.")
     if cluster is not None:
         return _submit_members(table, sweep_settings, members, settings, job_file)

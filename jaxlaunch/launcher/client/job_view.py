@@ -86,7 +86,7 @@ def _require_no_job(name: str, say: Say) -> None:
         return
     if has_job:
         places = f"a run on this machine and a job in namespace {cluster.namespace}."
-        hint = f"say which: --local or --cluster; a path, such as runs/{name}, is of this machine, "
+        hint = f"say which: --local or --cluster; a path, such as runs/{name}, selects the run, "
         raise UserError(f"{name} is both {places}", f"{hint}too.")
 
 

@@ -222,7 +222,7 @@ def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
     kind, resource = job.accelerator.type, job.accelerator.resource
     if resource is None:
         if kind == "plugin":
-            message = "accelerator.resource is missing: a plugin's device has no usual one."
+            message = "accelerator.resource is missing: devices of a plugin have no default."
             hint = "such as aws.amazon.com/neuroncore, as `kubectl describe node` lists it."
             yield Fault(path, message, hint)
         return
@@ -380,7 +380,7 @@ def _volume_faults(job: JobSpec) -> Iterator[Fault]:
         mount, path = volume.path.rstrip("/"), ("volumes", index, "path")
         setting = f"volumes.{index}.path = {volume.path}"
         if mount in index_by_mount:
-            message = f"{setting} is also volumes.{index_by_mount[mount]}'s."
+            message = f"{setting} is also the path of volumes.{index_by_mount[mount]}."
             yield Fault(path, message, "mount each elsewhere.")
         elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
             yield Fault(path, f"{setting} is reserved for the launcher.", "mount it elsewhere.")

@@ -455,7 +455,7 @@ class GangSecret:
 
     def _existing_secret_error(self) -> UserError:
         location = f"Secret {self._name} in namespace {self._namespace}"
-        problem = f"{location} was there before JobSet {self._job}"
+        problem = f"{location} existed before JobSet {self._job}"
         command = f"`kubectl -n {self._namespace} delete secret {self._name}`"
         return UserError(
             f"{problem}, so others may know what it holds. It was not changed.",

@@ -57,7 +57,7 @@ def make_grid(axes: Sequence[Axis], limit: int | None) -> list[Point]:
     """Return the first `limit` combinations. The last key varies fastest."""
     for axis in axes:
         if axis.range is not None:
-            message = f"{axis.key} has a range of numbers, which no grid has."
+            message = f"{axis.key} has a range of numbers, which only random draws can have."
             raise UserError(message, "add --random N.")
     size = _grid_size(axes)
     if limit is None and size > MAX_RUNS:

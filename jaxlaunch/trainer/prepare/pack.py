@@ -76,7 +76,7 @@ def pack_data(
         for name, entry in description["files"].items():
             path = folder / name
             if not path.exists() or shards.file_digest(path) != entry["sha256"]:
-                hint = f"remove {folder}, and it is packed again"
+                hint = f"remove {folder}, and run the command again"
                 raise DataError(f"{path} is missing or damaged; {hint}")
         return description
     except (OSError, RuntimeError) as error:

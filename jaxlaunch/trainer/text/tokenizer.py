@@ -234,7 +234,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         location = epath.Path(name)
         main_file = location / MAIN if location.is_dir() else location
         if not main_file.exists():
-            hint = "nothing of that name is there"
+            hint = "it does not exist"
             if location.is_dir():
                 names = sorted(path.name for path in location.iterdir())[:5]
                 hint = f"it holds {', '.join(names) or 'nothing'}"

@@ -325,7 +325,7 @@ def test_existing_secret_is_refused(
     result = submit_job(run, "gang_secret=true", *rehearsed)
     assert result.code == 2
     assert (
-        "Secret x-gang in namespace team-a was there before JobSet x, so others may know "
+        "Secret x-gang in namespace team-a existed before JobSet x, so others may know "
         "what it holds." in result.err
     )
     assert "`kubectl -n team-a delete secret x-gang`, then submit again." in result.err
@@ -937,7 +937,7 @@ def test_job_without_requests_is_warned(server: Server, run: Run, project_folder
     result = submit_job(run)
     assert (
         result.code == 0
-        and "launcher: the pods request no cpu or memory: the scheduler counts none" in result.err
+        and "launcher: the pods request no cpu or memory: the scheduler reserves none" in result.err
     )
     limits = [{"type": "Container", "defaultRequest": {"cpu": "1", "memory": "1Gi"}}]
     server.put(LIMIT_RANGES.path("team-a", "limits"), {"spec": {"limits": limits}})
@@ -1241,7 +1241,7 @@ def test_sweep_is_listed_and_stopped_by_name(server: Server, run: Run) -> None:
         f"x-seeds-00{seed}" for seed in range(3)
     ]
     refused = run(*requests, "--halving")
-    assert refused.code == 2 and "no process follows them" in refused.err
+    assert refused.code == 2 and "no process watches them" in refused.err
     stopped = run("stop", "x-seeds")
     assert stopped.code == 0 and stopped.out.count("stopping\n") == 3
     assert all(

@@ -243,7 +243,7 @@ TABLE = (
     ),
     RejectedJob(
         "volumes: [{claim: a, path: /x}, {claim: b, path: /x}]",
-        "volumes.1.path = /x is also volumes.0's.",
+        "volumes.1.path = /x is also the path of volumes.0.",
         f"{MAIN}.volumeMounts",
         [{"name": "tmp", "mountPath": "/x"}, {"name": "tmp", "mountPath": "/x", "readOnly": True}],
         'volumeMounts[1]: Duplicate value: {"mountPath":"/x"}',

@@ -291,7 +291,7 @@ TOKENIZERS = [
     ),
     key(
         "tokenizer of a hub",
-        "a tokenizer.json; nothing of that name is there",
+        "a tokenizer.json; it does not exist",
         tokenizer="org/name",
     ),
     Case("tokenizer.model alone", 64, MODEL_HINT, MODEL, {"t.model": b"\n\v"}),

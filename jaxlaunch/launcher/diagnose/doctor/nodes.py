@@ -149,7 +149,7 @@ def judge_missing_requests(names: Sequence[str], *, are_limit_ranges_known: bool
         )
         return unknown_finding("whether the pods request {names}", reason, names=choices)
     reason = (
-        "the scheduler counts none for them and may choose nodes that are full, where they are "
+        "the scheduler reserves none for them and may place them on full nodes, where they are "
         "slow; under memory pressure they are the first to be evicted."
     )
     remedy = "resources: {{cpu: …, memory: …}}, of one host."

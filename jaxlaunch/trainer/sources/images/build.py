@@ -144,7 +144,7 @@ def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
                     f"{location}: its {columns[0]!r} is {name!r}, not the path of an image"
                 )
             if label is None or label == "" or not isinstance(label, str | int):
-                raise DataError(f"{location}: its {columns[1]!r} is not a label, but {label!r}")
+                raise DataError(f"{location}: its {columns[1]!r} is {label!r}, not a label")
             image, label = join_path(os.path.dirname(path), name), parse_label(label)
             if (other_label := labels_by_name.setdefault(image, label)) != label:
                 classes_text = f"of class {label!r}, and of {other_label!r} above"
@@ -512,7 +512,7 @@ def _read_batch(
     values = label_column.to_pylist()
     for row, value in enumerate(values, first + 1):
         if not isinstance(value, str | int) or value == "":
-            problem = f"its {columns[1]!r} is not a label, but {value!r}"
+            problem = f"its {columns[1]!r} is {value!r}, not a label"
             raise DataError(f"{printable_path(path)}, row {row}: {problem}")
     plain_values = (int(value) if isinstance(value, bool) else value for value in values)
     groups: list[int | None] = [None] * len(values)
