@@ -14,6 +14,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pydantic
 
@@ -26,12 +28,10 @@ from jaxlaunch.trainer.sources.mixture import report_part
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.files import find_tables
 from jaxlaunch.trainer.spec import Images, Mixture, Source, Table, Text, TrainSpec
-from jaxlaunch.trainer.text import chats, documents, preferences
+from jaxlaunch.trainer.text import chats, documents, layouts
 
 # Larger tables are not read, because `validate` must not take longer than a few seconds.
 MAX_TABLE_BYTES = 64 * 1024**2
-# The field of the rows of each format.
-_FIELDS = {"chat": chats.MESSAGES_FIELD, "preference": preferences.CHOSEN}
 
 
 def main() -> int:
@@ -76,11 +76,20 @@ def _check_source(source: Source) -> None:
     if isinstance(source, Images):
         _check_image_columns(source)
     elif isinstance(source, Text) and (source.is_prepared or source.has_pairs):
-        field = source.field or _FIELDS.get(source.format) or documents.DEFAULT_FIELD
         for path in documents.find_files(source.path):
             if documents.file_kind(path) != "text":
                 part = documents.split_units([path])[0][0]
-                next(documents.read_rows(part, field, lambda values: values), None)
+                next(_read_rows(part, source), None)
+
+
+def _read_rows(part: documents.Part, source: Text) -> Iterator[Any]:
+    """Yield the rows of a part, after a check of their fields or of their layout."""
+    if source.format == "text":
+        return documents.read_rows(part, source.field or documents.DEFAULT_FIELD, dict)
+    field = None if source.field == chats.MESSAGES_FIELD else source.field
+    columns = layouts.list_columns(source.format, field)
+    read_row = partial(layouts.read_row, row_format=source.format, field=field)
+    return documents.read_rows(part, field, read_row, columns)
 
 
 def _check_image_columns(images: Images) -> None:

@@ -1,9 +1,9 @@
 """Inspects a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`.
 
 Prints one JSON object with the kind of data, its contents, and the data block that reads it. For
-images, the contents are classes, sizes, formats, broken files and duplicates; for a table, rows,
-columns and missing values. On request it also draws images of each class, or a histogram of each
-column.
+rows of text, the contents are their layouts; for images, classes, sizes, formats, broken files and
+duplicates; for a table, rows, columns and missing values. On request it also draws images of each
+class, or a histogram of each column.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from jaxlaunch.trainer.sources.tables.files import Columns
 from jaxlaunch.trainer.spec import MLP, Images, TrainSpec
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 from jaxlaunch.trainer.start.process import print_result, read_spec
+from jaxlaunch.trainer.text.inspect_rows import inspect_rows
 
 
 def main() -> int:
@@ -73,8 +74,10 @@ def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
 
 
 def inspect_path(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
-    """Return a report on images or a table. Raises DataError for other data."""
+    """Return a report on rows of text, images or a table. Raises DataError for other data."""
     location = path if remote.is_remote(path) else os.path.abspath(path)
+    if label is None and pictures is None and (report := inspect_rows(path, location)) is not None:
+        return report
     inspect = inspect_images if _holds_images(location) else inspect_table
     return inspect(path, location, label, pictures)
 
@@ -93,8 +96,8 @@ def _holds_images(location: str) -> bool:
         if not is_table:
             raise DataError(
                 f"{location} holds neither images ({', '.join(picture.IMAGE_SUFFIXES)}, .tar) nor "
-                f"a table ({', '.join(table_files.ENDINGS)}); text is source: text, and a class of "
-                "yours source: torch"
+                f"a table ({', '.join(table_files.ENDINGS)}) nor rows of text in a known "
+                "layout; text is source: text, and a class of yours source: torch"
             ) from None
         return False
     if not image_listing.names or image_listing.kind not in ("list", "table"):

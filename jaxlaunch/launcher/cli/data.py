@@ -43,9 +43,9 @@ BAR_CHARS = 30
 def data_command(path: str, label: str | None, pictures: Path | None, output_format: str) -> None:
     """Show what is in PATH, and the data block that reads it.
 
-    PATH is a folder, a file or a pattern of images or of a table, here or in gs:// or s3://. All of
-    it is read. The output has the number of examples by class and split, sizes, types, missing
-    values, broken files and duplicates.
+    PATH is a folder, a file or a pattern of images, of a table or of rows of text, here or in gs://
+    or s3://. All of it is read. The output has the number of examples by class and split, sizes,
+    types, missing values, broken files and duplicates, and for text the layouts of the rows.
 
     PATH may also be the job.yaml of a mixture: the output then has the examples of each part, its
     share of the training, and how often it is seen while the run passes once over all parts.
@@ -98,13 +98,15 @@ def _describe_data(path: str, data: Mapping[str, Any]) -> Iterator[str]:
     unit = "image" if is_images else "row"
     counts = [f"{split} {format_count(count, unit)}" for split, count in data["splits"].items()]
     yield f"{path}: {', '.join(counts)}"
-    yield from _describe_images(data) if is_images else _describe_table(data)
-    for key, problem in (("broken", "cannot be decoded"), ("duplicates", "equal to another")):
+    describe = {"images": _describe_images, "text": _describe_text, "table": _describe_table}
+    yield from describe[data["kind"]](data)
+    broken = "in no layout of this format" if data["kind"] == "text" else "cannot be decoded"
+    for key, problem in (("broken", broken), ("duplicates", "equal to another")):
         group = data.get(key, {"count": 0})
         if group["count"]:
             yield f"{format_count(group['count'], unit)} {problem}{':' if group['first'] else ''}"
             yield from (f"  {name}" for name in group["first"])
-    train = {key: data[key] for key in ("model", "data", "loss", "batch") if key in data}
+    train = {key: data[key] for key in ("task", "model", "data", "loss", "batch") if key in data}
     if train.get("loss") == {"target": "class"}:
         del train["loss"]
     yield from _describe_usage({"train": train}, default_flow_style=None)
@@ -136,6 +138,13 @@ def _describe_images(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"formats: {', '.join(f'{name} {number:,}' for name, number in data['formats'].items())}"
     if data["left_out"]:
         yield f"{format_count(data['left_out'], 'other file')} not read"
+
+
+def _describe_text(data: Mapping[str, Any]) -> Iterator[str]:
+    for layout, count in data["layouts"].items():
+        yield f"{format_count(count, 'row')} read as {layout}"
+    for name, count in data["unread"].items():
+        yield f"the column {name!r} is not read, in {format_count(count, 'row')}"
 
 
 def _describe_table(data: Mapping[str, Any]) -> Iterator[str]:

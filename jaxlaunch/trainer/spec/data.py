@@ -275,6 +275,17 @@ TEXT_KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 TEXT_PIECE_BYTES = 1 << 20
 
 
+# Formats of rows whose messages a chat template turns into text.
+TEMPLATE_FORMATS = ("chat", "messages", "sharegpt", "alpaca", "question")
+_RowFormat = Literal["text", "chat", "messages", "sharegpt", "alpaca", "question", "completion"]
+_ROW_FORMAT = (
+    "format of a row. text: a text; chat: a conversation for the tokenizer's template, with the "
+    "assistant's tokens as targets, whose layout is recognized by its columns: messages; sharegpt: "
+    "from and value; alpaca: instruction and output; question: question and answer; completion: "
+    "prompt and completion; each of these names forces one layout"
+)
+
+
 class Text(Source):
     """Text files as rows of tokens: one stream of bytes, or documents prepared once.
 
@@ -303,12 +314,8 @@ class Text(Source):
     # A part has no pairs of texts.
     part_keys = {
         "format": (
-            Literal["text", "chat"],
-            Field(
-                "text",
-                description="format of a row. text: a text; chat: messages for the tokenizer's "
-                "template, with the assistant's tokens as targets",
-            ),
+            _RowFormat,
+            Field("text", description=_ROW_FORMAT),
         ),
     }
     source: Literal["text"] = Field(description="this source")
@@ -321,12 +328,10 @@ class Text(Source):
         description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a "
         "Hugging Face tokenizer",
     )
-    format: Literal["text", "chat", "preference"] = Field(
+    format: _RowFormat | Literal["preference", "kto"] = Field(
         "text",
-        description="format of a row. text: a text; chat: messages for the tokenizer's template, "
-        "with the assistant's "
-        "tokens as targets; preference: chosen and rejected, and optionally prompt, messages, or "
-        "system and question",
+        description=f"{_ROW_FORMAT}; preference: chosen and rejected, and optionally prompt, "
+        "messages, or system and question; kto: prompt, completion and label, true or false",
     )
     field: str | None = Field(
         None,
@@ -376,14 +381,13 @@ class Text(Source):
         """Return whether documents are tokenized and packed once."""
         if self.has_pairs:
             return False
-        return (
-            self.tokenizer != BYTES_TOKENIZER or self.field is not None or self.packing is not None
-        )
+        keys = self.field, self.packing
+        return self.tokenizer != BYTES_TOKENIZER or self.format != "text" or keys != (None, None)
 
     @property
     def has_pairs(self) -> bool:
-        """Whether the rows are preferences."""
-        return self.format == "preference"
+        """Whether the rows are preferences, as pairs or as single texts with a label."""
+        return self.format in ("preference", "kto")
 
     def texts(self) -> dict[str, Text]:
         """Return this source by an empty name, because it is not a part."""
@@ -407,14 +411,15 @@ class Text(Source):
             raise ValueError("group applies to rows of JSON lines, Parquet and Arrow; name a field")
         if self.has_pairs:
             for key in filter(self.is_changed, ("field", "packing", "apart", "bigram")):
-                rows = "whose rows have chosen and rejected"
-                raise ValueError(f"{key} does not apply to format: preference, {rows}")
+                columns = "chosen and rejected" if self.format == "preference" else "a label"
+                rows = f"whose rows have {columns}"
+                raise ValueError(f"{key} does not apply to format: {self.format}, {rows}")
             return self
         if self.is_prepared and (self.apart or self.bigram):
             key, hint = "apart" if self.apart else "bigram", "with a tokenizer, field or packing"
             raise ValueError(f"{key} applies to one stream of bytes; leave it out {hint}")
-        if self.format == "chat" and self.tokenizer == BYTES_TOKENIZER:
-            raise ValueError(f"format: chat {_NO_TEMPLATE}")
+        if self.format in TEMPLATE_FORMATS and self.tokenizer == BYTES_TOKENIZER:
+            raise ValueError(f"format: {self.format} {_NO_TEMPLATE}")
         if not self.is_prepared and self.eval_path is not None:
             hint = "set packing, for example to concat, or use eval_split"
             raise ValueError(f"eval_path applies to documents; {hint}")
@@ -793,8 +798,9 @@ class Mixture(ImageData):
     @model_validator(mode="after")
     def _check_chat_template(self) -> Mixture:
         for name, part in self.parts.items():
-            if part.model_dump().get("format") == "chat" and self.tokenizer == BYTES_TOKENIZER:
-                raise ValueError(f"parts.{name}.format: chat {_NO_TEMPLATE}")
+            row_format = part.model_dump().get("format")
+            if row_format in TEMPLATE_FORMATS and self.tokenizer == BYTES_TOKENIZER:
+                raise ValueError(f"parts.{name}.format: {row_format} {_NO_TEMPLATE}")
         return self
 
     @model_validator(mode="after")

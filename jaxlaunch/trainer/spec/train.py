@@ -36,7 +36,7 @@ from jaxlaunch.trainer.spec.block import (
     Weight,
     Wide,
 )
-from jaxlaunch.trainer.spec.data import Data, Tfds
+from jaxlaunch.trainer.spec.data import Data, Text, Tfds
 from jaxlaunch.trainer.spec.model import (
     GPT2,
     MLP,
@@ -393,6 +393,10 @@ class Lora(Block):
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
+_Beta = Annotated[float, Field(gt=0)]
+_LabelSmoothing = Annotated[float, Field(ge=0, lt=0.5)]
+
+
 class Dpo(Block):
     """Direct preference optimization, for the task dpo.
 
@@ -408,10 +412,10 @@ class Dpo(Block):
     kind: Literal["sigmoid", "ipo"] = Field(
         "sigmoid", description="loss of a pair: DPO's (sigmoid) or IPO's"
     )
-    beta: Annotated[float, Field(gt=0)] = Field(
+    beta: _Beta = Field(
         0.1, description="strength of the penalty for diverging from the reference model"
     )
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+    label_smoothing: _LabelSmoothing = Field(
         0.0, description="assumed share of pairs whose labels are swapped"
     )
 
@@ -420,6 +424,70 @@ class Dpo(Block):
         if self.kind == "ipo" and self.label_smoothing:
             raise ValueError("label_smoothing applies only to kind sigmoid; leave it out with ipo")
         return self
+
+
+class Kto(Block):
+    """Kahneman-Tversky optimization, for the task dpo and rows with a label.
+
+    ```yaml
+    train:
+      task: dpo
+      model: {init_from: weights/qwen3-0.6b, length: 1024}
+      data: {source: text, path: "rated/*.jsonl", format: kto, tokenizer: weights/qwen3-0.6b}
+      loss: {kto: {beta: 0.1}}  # the model that it starts from is the reference
+    ```
+    """
+
+    beta: _Beta = Field(
+        0.1, description="strength of the penalty for diverging from the reference model"
+    )
+    desirable_weight: Weight = Field(1.0, description="weight of the loss of a desirable text")
+    undesirable_weight: Weight = Field(1.0, description="weight of the loss of an undesirable text")
+
+
+class Orpo(Block):
+    """Odds ratio preference optimization, for the task dpo. It has no reference model.
+
+    ```yaml
+    train:
+      task: dpo
+      model: {init_from: weights/qwen3-0.6b, length: 1024}
+      data: {source: text, path: "pairs/*.jsonl", format: preference, tokenizer: weights/qwen3-0.6b}
+      loss: {orpo: {beta: 0.1}}  # larger: prefers the chosen texts more strongly
+    ```
+    """
+
+    beta: _Beta = Field(
+        0.1,
+        description="weight of the odds ratio, in addition to the cross-entropy of the chosen text",
+    )
+
+
+class Simpo(Block):
+    """Simple preference optimization, for the task dpo. It has no reference model.
+
+    ```yaml
+    train:
+      task: dpo
+      model: {init_from: weights/qwen3-0.6b, length: 1024}
+      data: {source: text, path: "pairs/*.jsonl", format: preference, tokenizer: weights/qwen3-0.6b}
+      loss: {simpo: {beta: 2.0, gamma: 1.0}}  # no reference
+    ```
+    """
+
+    beta: _Beta = Field(
+        2.0, description="reward of a nat of mean log-probability of the tokens of a text"
+    )
+    gamma: Weight = Field(
+        1.0, description="margin by which the reward of the chosen text must be larger"
+    )
+    label_smoothing: _LabelSmoothing = Field(
+        0.0, description="assumed share of pairs whose labels are swapped"
+    )
+
+
+# The blocks of the task dpo.
+PreferenceLoss = Dpo | Kto | Orpo | Simpo
 
 
 class Loss(Block):
@@ -443,6 +511,21 @@ class Loss(Block):
         0.0, description="label smoothing: share of a label's weight spread over all classes"
     )
     dpo: Dpo = Field(Dpo(), description="preferences: the loss of a pair of texts")
+    kto: Kto | None = Field(
+        None,
+        description="preferences: the loss of a text with a label, instead of dpo",
+        json_schema_extra=Unset("none"),
+    )
+    orpo: Orpo | None = Field(
+        None,
+        description="preferences: a loss without a reference model, instead of dpo",
+        json_schema_extra=Unset("none"),
+    )
+    simpo: Simpo | None = Field(
+        None,
+        description="preferences: a loss without a reference model, instead of dpo",
+        json_schema_extra=Unset("none"),
+    )
     target: Literal["class", "multi_label", "regression"] = Field(
         "class",
         description="images and tables: one class; multi_label: 0 or 1 for each class, by "
@@ -466,12 +549,24 @@ class Loss(Block):
     )
 
     @property
+    def preference(self) -> PreferenceLoss:
+        """The block of the task dpo that is given, by default `dpo`."""
+        return self.kto or self.orpo or self.simpo or self.dpo
+
+    @property
+    def preference_keys(self) -> list[str]:
+        """The changed keys that only apply to preferences."""
+        return [*filter(self.is_changed, ("dpo", "kto", "orpo", "simpo"))]
+
+    @property
     def label_keys(self) -> list[str]:
         """The changed keys that only apply to images and tables."""
         return [*filter(self.is_changed, ("target", "class_weights", "focal", "mixup", "cutmix"))]
 
     @model_validator(mode="after")
     def _check_target(self) -> Loss:
+        if len(self.preference_keys) > 1:
+            raise ValueError(f"{' and '.join(self.preference_keys)} are both given; keep one")
         if self.focal and self.smoothing and self.target == "class":
             settings = f"focal = {self.focal:g} and smoothing = {self.smoothing:g}"
             raise ValueError(f"{settings} are both set; keep one")
@@ -633,10 +728,9 @@ class TrainSpec(Block):
         if task == DPO and data.has_pairs is False:
             hint = "give source: text, format: preference"
             raise ValueError(f"has no pairs of texts, which {DPO} trains on; {hint}")
-        if task == LM and data.has_pairs:
-            raise ValueError(
-                f"format: preference has pairs of texts, which the task {DPO} trains on"
-            )
+        if task == LM and isinstance(data, Text) and data.has_pairs:
+            rows = "texts with a label" if data.format == "kto" else "pairs of texts"
+            raise ValueError(f"format: {data.format} has {rows}, which the task {DPO} trains on")
         return data
 
     @field_validator("batch")
@@ -652,13 +746,7 @@ class TrainSpec(Block):
     @classmethod
     def _check_loss(cls, loss: Loss, info: ValidationInfo) -> Loss:
         task = info.data.get("task")
-        if task in (LM, DPO) and loss.label_keys:
-            raise ValueError(f"{loss.label_keys[0]} applies to images and tables, not to tokens")
-        if task == DPO and (loss.z or loss.smoothing):
-            hint = "preferences have dpo.label_smoothing"
-            raise ValueError(f"z and smoothing apply to a cross-entropy; {hint}")
-        if task in (LM, CLASSIFY) and loss.dpo != Dpo():
-            raise ValueError(f"dpo applies to preferences, which the task {DPO} trains on")
+        _check_task_keys(str(task), loss, info.data.get("data"))
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks apply to tokens, not to images; leave it out")
         model = info.data.get("model")
@@ -741,6 +829,26 @@ class TrainSpec(Block):
         if self.epochs is not None:
             return -(-self.epochs * examples // self.batch)
         return self.steps or DEFAULT_STEPS
+
+
+def _check_task_keys(task: str, loss: Loss, data: Data | None) -> None:
+    """Raise ValueError for keys of the loss that do not apply to the task or the data."""
+    if task in (LM, DPO) and loss.label_keys:
+        raise ValueError(f"{loss.label_keys[0]} applies to images and tables, not to tokens")
+    if task == DPO and (loss.z or loss.smoothing):
+        hint = "preferences have label_smoothing in dpo and simpo"
+        raise ValueError(f"z and smoothing apply to a cross-entropy; {hint}")
+    if task in (LM, CLASSIFY) and loss.preference_keys:
+        key = loss.preference_keys[0]
+        raise ValueError(f"{key} applies to preferences, which the task {DPO} trains on")
+    if task == DPO and isinstance(data, Text) and data.has_pairs:
+        is_rated = data.format == "kto"
+        if is_rated != (loss.kto is not None):
+            if is_rated:
+                hint = "set loss: {kto: {}}"
+                raise ValueError(f"compares pairs, and data.format = kto has none; {hint}")
+            hint = "give source: text, format: kto"
+            raise ValueError(f"kto trains on texts with a label; {hint}")
 
 
 # --- on fewer devices -----------------------------------------------------------------------------

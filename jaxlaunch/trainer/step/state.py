@@ -270,7 +270,6 @@ class StateBuilder:
         if spec.lora is not None:
             is_module = isinstance(spec.model, TransformersModel)
             self.adapters = (ModuleAdapters if is_module else Adapters)(spec, self.precision.params)
-        self._has_reference = self.adapters is None and task.needs_reference
         self.base: dict[str, Any] | None = None
         with self.trace_context():
             self.arrays = ModelArrays(nnx.eval_shape(self._build_model))
@@ -284,6 +283,11 @@ class StateBuilder:
             self.abstract = placement.abstract_state(shapes, self.axes, self.optimizer, self.frozen)
             trained = self.trained_params(self.abstract.params)
             optimizers.check_optimizer(spec.optimizer, self.optimizer, trained)
+
+    @property
+    def _has_reference(self) -> bool:
+        """Whether the model has a frozen copy, which a task knows once it has built the model."""
+        return self.adapters is None and self._task.needs_reference
 
     @contextlib.contextmanager
     def trace_context(self) -> Iterator[None]:

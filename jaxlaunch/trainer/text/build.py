@@ -148,7 +148,7 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
     positions = sum(rows.values()) * (recipe.length + 1)
     fill = sum(file["filled"] for file in files.values()) / positions
     index: dict[str, Any] = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
-    if recipe.template is not None:
+    if recipe.has_targets:
         index["targets"] = sum(file["targets"] for file in files.values())
         notes: Notes = Counter()
         for unit in range(len(units)):

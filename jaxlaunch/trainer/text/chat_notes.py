@@ -16,6 +16,7 @@ class NoteKind(enum.StrEnum):
     UNUSED_KEY = "unused_key"
     UNUSED_TOOLS = "unused_tools"
     UNREAD_FIELD = "unread_field"
+    LAYOUT = "layout"
     UNTRAINED = "untrained"
     OPEN_END = "open_end"
 
@@ -63,6 +64,7 @@ _SENTENCES = {
     NoteKind.UNSEEN_ROLE: f"{_LEAVES_OUT} {{messages}} of the role {{name!r}}",
     NoteKind.UNUSED_KEY: "the key {name!r} has no effect on text or targets, in {messages}",
     NoteKind.UNUSED_TOOLS: f"{_LEAVES_OUT} the {{name}} of {{rows}}",
+    NoteKind.LAYOUT: "{rows} read as {name}",
     NoteKind.UNREAD_FIELD: "the field {name!r} is not read, in {rows}",
     NoteKind.UNTRAINED: "{messages} of the assistant left out of the targets by {name!r}",
     NoteKind.OPEN_END: "the chat template writes no token after the last words of the {name}, in "

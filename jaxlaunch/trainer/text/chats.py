@@ -8,6 +8,7 @@ in its targets are counted (`chat_notes`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlaunch import installation
 from jaxlaunch.trainer.checkpoint import saved_files
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.text import documents
+from jaxlaunch.trainer.text import documents, layouts
 from jaxlaunch.trainer.text import tokenizer as tokenizers
 from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 from jaxlaunch.trainer.text.documents import Document, UnfitRowError, describe_value
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from jaxlaunch.trainer.text.chat_template import Template
     from jaxlaunch.trainer.text.chat_turns import RowTemplate, Turns
 
-MESSAGES_FIELD = "messages"
+MESSAGES_FIELD = layouts.MESSAGES
 # Optional fields of a row: the tools that the assistant may call, and variables of the template.
 TOOLS_FIELD, OPTIONS_FIELD = "tools", "chat_template_kwargs"
 OPTIONAL_FIELDS = (TOOLS_FIELD, OPTIONS_FIELD)
@@ -68,15 +70,13 @@ class ChatTemplates:
         identity = [CHATS_VERSION, template, tokens]
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
-    def render_row(self, field: str, values: documents.Values) -> Document:
-        """Render the chat of a row with its tools and options. Raises UnfitRowError."""
+    def render_row(self, field: str, values: documents.Values, skipped: int = 0) -> Document:
+        """Render the chat of a row with its tools and options, as `render_document` does."""
         try:
-            document = self.render_document(values[field], *parse_extras(values))
+            document = self.render_document(values[field], *parse_extras(values), skipped)
         except UnfitRowError as error:
             raise UnfitRowError(f"its field {field!r}: {error}") from None
-        read_fields = (field, *OPTIONAL_FIELDS)
-        unread = [key for key in values if key not in read_fields and values[key] is not None]
-        unread_notes = Counter((NoteKind.UNREAD_FIELD, key) for key in unread)
+        unread_notes = count_unread(values, (field, *OPTIONAL_FIELDS))
         return document._replace(notes=Counter(document.notes) + unread_notes)
 
     def render_document(
@@ -149,6 +149,38 @@ class ChatTemplates:
 def load_chats(name: str) -> ChatTemplates:
     """Load the chat templates of the tokenizer `name`. Raises SpecError, StorageError."""
     return ChatTemplates(tokenizers.load_tokenizer(name))
+
+
+def read_chat(
+    row_format: str, field: str | None, tokenizer: str, values: documents.Values
+) -> Document:
+    """Return the document of a row in any layout of `row_format` (`layouts`).
+
+    Raises UnfitRowError, SpecError.
+    """
+    return make_document(layouts.read_row(values, row_format, field), tokenizer, field)
+
+
+def make_document(row: layouts.Row, tokenizer: str, field: str | None = None) -> Document:
+    """Return the document of a row. A prompt and a completion that are texts need no template."""
+    if layouts.COMPLETION in row.values and MESSAGES_FIELD not in row.values:
+        texts = [row.values[part] for part in (layouts.PROMPT, layouts.COMPLETION)]
+        document = documents.join_texts(*texts)._replace(identity=splits.hash_value(texts))
+        notes = count_unread(row.values, (layouts.PROMPT, layouts.COMPLETION))
+    else:
+        name = MESSAGES_FIELD if MESSAGES_FIELD in row.values else field or MESSAGES_FIELD
+        document = load_chats(tokenizer).render_row(name, row.values, row.prompt_messages)
+        document = document._replace(identity=splits.hash_value(row.values[name]))
+        notes = Counter(document.notes)
+    if not row.is_usual:
+        notes[NoteKind.LAYOUT, row.layout] += 1
+    return document._replace(notes=notes)
+
+
+def count_unread(values: documents.Values, read_fields: Sequence[str]) -> Notes:
+    """Count the columns of a row that are not read."""
+    unread = [key for key in values if key not in read_fields and values[key] is not None]
+    return Counter((NoteKind.UNREAD_FIELD, key) for key in unread)
 
 
 def check_messages(messages: Any) -> None:
@@ -237,6 +269,9 @@ def parse_extras(
 ) -> tuple[list[Any] | None, dict[str, Any] | None]:
     """Return the tools and the template variables of a row. Raises UnfitRowError."""
     options = values.get(OPTIONS_FIELD)
+    if isinstance(options, str):
+        with contextlib.suppress(ValueError):
+            options = json.loads(options)
     if options is not None and not isinstance(options, dict):
         problem = f"the row's {OPTIONS_FIELD} is {describe_value(options)}"
         raise UnfitRowError(f"{problem}, not an object with variables of the chat template")

@@ -1,8 +1,9 @@
 """Reads documents from plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes.
 
-Text and JSON lines may be compressed by gzip or zstd. A text file is one document; a file larger
-than 1 MiB is cut at the ends of lines into several. In the other formats each row is a document,
-whose text is in `field`. Errors name the file and the row, counted from 1.
+Text and JSON may be compressed by gzip or zstd. A file of JSON has an object on each line, or is
+one array of objects, which is read into memory as a whole. A text file is one document; a file
+larger than 1 MiB is cut at the ends of lines into several. In the other formats each row is a
+document, whose text is in `field`. Errors name the file and the row, counted from 1.
 
 A large file is divided into several units that are read separately: bytes of text and lines, row
 groups of Parquet, batches of Arrow. A compressed file is one unit, because it can only be read from
@@ -58,7 +59,7 @@ class Part(NamedTuple):
     """A part of a file: bytes, row groups of Parquet, batches of Arrow, or a compressed file."""
 
     path: str
-    # One of text, lines, parquet and arrow.
+    # One of text, lines, array, parquet and arrow.
     kind: str
     first: int
     last: int
@@ -78,6 +79,8 @@ class Document(NamedTuple):
     identity: int | None = None
     # Counts of the parts of the row that are not trained (`chat_notes`).
     notes: Mapping[tuple[NoteKind, str], int] = types.MappingProxyType({})
+    # Whether the text lacks the special tokens that begin and end it.
+    is_plain: bool = False
 
 
 RowItem = TypeVar("RowItem")
@@ -199,6 +202,7 @@ def _split_file(path: str) -> Iterator[Part]:
     if not size and (kind != "text" or _is_compressed(path)):
         raise DataError(f"{path} is empty: it has no rows; leave it out, or write it again")
     if _is_compressed(path):
+        kind = "array" if kind == "lines" and _is_array(path) else kind
         yield Part(path, kind, 0, size, size * COMPRESSION_RATIO)
     elif kind == "parquet":
         metadata = _open_parquet(path).metadata
@@ -206,10 +210,19 @@ def _split_file(path: str) -> Iterator[Part]:
             yield Part(path, kind, number, number + 1, metadata.row_group(number).total_byte_size)
     elif kind == "arrow":
         yield from _split_arrow(path)
+    elif kind == "lines" and _is_array(path):
+        yield Part(path, "array", 0, size, size)
     else:
         for first in range(0, size, UNIT_BYTES):
             last = min(first + UNIT_BYTES, size)
             yield Part(path, kind, first, last, last - first)
+
+
+def _is_array(path: str) -> bool:
+    """Return whether a file of JSON is an array, by its first character."""
+    with files.report_damage(path, "is truncated or damaged"), _open_stream(path) as file:
+        beginning = file.read(BLOCK_BYTES).removeprefix(codecs.BOM_UTF8)
+    return beginning.lstrip()[:1] == b"["
 
 
 def _split_arrow(path: str) -> Iterator[Part]:
@@ -234,20 +247,26 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yield the documents of a part in order, including empty ones. Raises DataError.
 
-    `make_document` converts rows to documents; by default their text is in `field`. Plain text has
-    no rows. `group` is the field of each row's group.
+    `make_document` converts rows to documents; by default their text is in `field`. Without a
+    `field` it reads any of the `optional_fields`. Plain text has no rows. `group` is the field of
+    each row's group.
     """
     if part.kind == "text":
         with _report_faults(part):
             yield from _read_pieces(part)
         return
-    field = field or DEFAULT_FIELD
-    make = make_document or partial(_make_document, field)
+    if make_document is None:
+        field = field or DEFAULT_FIELD
+    make = make_document or partial(_make_document, field or DEFAULT_FIELD)
+    read_fields = optional_fields if field is None else (field, *optional_fields)
 
     def make_with_identity(values: Values) -> Document:
         if group is None:
-            return make(values)._replace(identity=splits.hash_value(values[field]))
-        identity, values = split_group(values, group, (field, *optional_fields))
+            document = make(values)
+            if document.identity is None and field is not None:
+                document = document._replace(identity=splits.hash_value(values[field]))
+            return document
+        identity, values = split_group(values, group, read_fields)
         return make(values)._replace(identity=identity)
 
     names = (*optional_fields, group) if group else optional_fields
@@ -270,18 +289,21 @@ def split_group(values: Values, group: str, read_fields: Sequence[str]) -> tuple
 
 def read_rows(
     part: Part,
-    field: str,
+    field: str | None,
     make_item: Callable[[Values], RowItem],
     optional_fields: Sequence[str] = (),
 ) -> Iterator[tuple[RowItem, int]]:
     """Yield `make_item` of each row, and the number of characters that replace invalid UTF-8.
 
-    The values of a row are those of `field` and of the `optional_fields` that exist. `make_item`
-    may raise UnfitRowError. Raises DataError with file and row.
+    The values of a row are those of `field`, which each row must have if it is given, and of the
+    `optional_fields` that exist; other columns of a table are None. `make_item` may raise
+    UnfitRowError. Raises DataError with file and row.
     """
-    is_lines = part.kind == "lines"
     with _report_faults(part):
-        rows = _read_lines(part, field) if is_lines else _read_table(part, field, optional_fields)
+        if part.kind in ("lines", "array"):
+            rows = _check_objects(_read_json(part), field)
+        else:
+            rows = _read_table(part, field, optional_fields)
         for number, values, replaced in rows:
             try:
                 yield make_item(values), replaced
@@ -383,8 +405,27 @@ def _read_pieces(part: Part) -> Iterator[Document]:
         yield decode_text(pending)
 
 
-def _read_lines(part: Part, field: str) -> Rows:
-    """Yield a row for each line that is not blank; a line belongs to the part where it begins."""
+def join_texts(prompt: str, text: str) -> Document:
+    """Return the document of a prompt and the text after it, which is its target."""
+    full_text, replaced = replace_surrogates(prompt + text)
+    return Document(full_text, replaced, ((len(prompt), len(full_text)),), is_plain=True)
+
+
+def _read_json(part: Part) -> Iterator[tuple[int, Any, int]]:
+    """Yield the values of an array, or of each line that is not blank.
+
+    A line belongs to the part where it begins.
+    """
+    if part.kind == "array":
+        with _open_stream(part.path) as file:
+            decoded = decode_text(file.read().removeprefix(codecs.BOM_UTF8))
+        try:
+            values = json.loads(decoded.text)
+        except (ValueError, RecursionError) as error:
+            raise _InvalidRowError(0, f"the array is not JSON: {error}") from None
+        for number, value in enumerate(values):
+            yield number, value, 0 if number else decoded.replaced
+        return
     for number, line in enumerate(_split_lines(part)):
         if not number and not part.first:
             line = line.removeprefix(codecs.BOM_UTF8)
@@ -396,14 +437,20 @@ def _read_lines(part: Part, field: str) -> Rows:
         except (ValueError, RecursionError) as error:
             problem = f"it is not JSON: {error}; a file of JSON lines has one object a line"
             raise _InvalidRowError(number, problem) from None
+        yield number, row, decoded.replaced
+
+
+def _check_objects(rows: Iterator[tuple[int, Any, int]], field: str | None) -> Rows:
+    """Yield the rows that are objects and have the field. Raises _InvalidRowError."""
+    for number, row, replaced in rows:
         if not isinstance(row, dict):
-            problem = f"it is {describe_value(row)}, not an object with the field {field!r}"
-            raise _InvalidRowError(number, problem)
-        if field not in row:
+            expected = "an object" if field is None else f"an object with the field {field!r}"
+            raise _InvalidRowError(number, f"it is {describe_value(row)}, not {expected}")
+        if field is not None and field not in row:
             names = [str(name) for name in row]
             problem = f"it has no field {field!r}{suggest_name(field, names)}"
             raise _InvalidRowError(number, f"{problem}; it has {', '.join(names) or 'none'}")
-        yield number, row, decoded.replaced
+        yield number, row, replaced
 
 
 def _split_lines(part: Part) -> Iterator[bytes]:
@@ -470,37 +517,46 @@ def note_columns(parts: Sequence[Part], fields: Sequence[str]) -> Notes:
     return notes
 
 
-def _read_table(part: Part, field: str, optional_fields: Sequence[str]) -> Rows:
+def _read_table(part: Part, field: str | None, optional_fields: Sequence[str]) -> Rows:
     if part.kind == "parquet":
         file = _open_parquet(part.path)
-        columns = _choose_columns(part.path, file.schema_arrow, field, optional_fields)
+        schema = file.schema_arrow
+        columns = _choose_columns(part.path, schema, field, optional_fields)
         groups = list(range(part.first, part.last))
         batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns)
     else:
         schema, batches = _open_arrow(part.path)
         columns = _choose_columns(part.path, schema, field, optional_fields)
         batches = itertools.islice(batches, part.first, part.last)
+    # Rows that need no field are recognized by their columns, and errors name them all.
+    others = {} if field is not None else dict.fromkeys(schema.names)
     first_row = 0
     for batch in batches:
+        if not columns:
+            yield first_row, others, 0
+            return
         values, counts = zip(*(_column_values(batch.column(name)) for name in columns), strict=True)
         for number, row in enumerate(zip(*values, strict=True)):
             replaced = sum(count[number] for count in counts if count)
-            yield first_row + number, dict(zip(columns, row, strict=True)), replaced
+            yield first_row + number, others | dict(zip(columns, row, strict=True)), replaced
         first_row += batch.num_rows
 
 
 def _choose_columns(
-    path: str, schema: Any, field: str, optional_fields: Sequence[str]
+    path: str, schema: Any, field: str | None, optional_fields: Sequence[str]
 ) -> list[str]:
     import pyarrow
 
-    if field not in schema.names:
+    columns = [name for name in optional_fields if name in schema.names and name != field]
+    if field is not None and field not in schema.names:
         problem = f"has no column {field!r}{suggest_name(field, schema.names)}"
         raise DataError(f"{path} {problem}; it has {', '.join(schema.names)}")
-    columns = [field, *(name for name in optional_fields if name in schema.names and name != field)]
+    columns = columns if field is None else [field, *columns]
     for name in columns:
         if (count := schema.names.count(name)) > 1:
             raise DataError(f"{path} has {count} columns {name!r}; rename all but one")
+    if field is None:
+        return columns
     kind, types = schema.field(field).type, pyarrow.types
     # pandas writes categories as dictionary columns.
     value_type = kind.value_type if types.is_dictionary(kind) else kind

@@ -1,13 +1,13 @@
-"""Preference data: pairs of a chosen and a rejected text after the same prompt.
+"""Preference data: pairs of a chosen and a rejected text, or single texts that are rated.
 
 `chosen` and `rejected` are texts, or messages that the tokenizer's template renders. The prompt is
 `prompt` or `messages`, or else the common beginning of both. A row with `system` or `question` is a
-conversation, whose texts are messages.
+conversation, whose texts are messages. A rated row has one text after its prompt, and the `label`
+whether the text is desirable (`layouts`).
 
-Every process tokenizes all pairs when a run starts and keeps them in memory, with 5 bytes per
-token.
+Every process tokenizes all rows when a run starts and keeps them in memory, with 5 bytes per token.
 
-T tokens, P pairs, K = 2 texts of a pair, L length.
+T tokens, P rows, K texts of a row: 2 of a pair, 1 of a rated row, L length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,32 +29,36 @@ from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.spec import Text
-from jaxlaunch.trainer.text import chat_notes, chats, documents, recipe, tokenizer
+from jaxlaunch.trainer.text import chat_notes, chats, documents, layouts, recipe, tokenizer
 from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 from jaxlaunch.trainer.text.documents import Document, UnfitRowError, Values, describe_value
-from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
+from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer, add_ends
 
-CHOSEN, REJECTED = "chosen", "rejected"
+CHOSEN, REJECTED = layouts.CHOSEN, layouts.REJECTED
 # Fields of the user's message, and of the system message before it.
-QUESTION, SYSTEM = "question", "system"
+QUESTION, SYSTEM = layouts.QUESTION, layouts.SYSTEM
 # Fields of the prompt. The first one that a row has is used.
 PROMPTS = ("prompt", "messages", QUESTION)
-ROW_FIELDS = (REJECTED, *PROMPTS, SYSTEM, *chats.OPTIONAL_FIELDS)
-# Number of pairs that are tokenized at once.
+# Fields whose values are the identity of a row, in this order.
+ROW_FIELDS: Mapping[str, tuple[str, ...]] = {
+    layouts.PREFERENCE: (CHOSEN, REJECTED, *PROMPTS, SYSTEM, *chats.OPTIONAL_FIELDS),
+    layouts.KTO: (layouts.PROMPT, layouts.COMPLETION, layouts.MESSAGES, *chats.OPTIONAL_FIELDS),
+}
+# Number of rows that are tokenized at once.
 BATCH_PAIRS = 512
 
 
-class Pair(NamedTuple):
-    """A chosen and a rejected text. Their `spans`, which are after the prompt, are predicted."""
+class Comparison(NamedTuple):
+    """The texts of a row. Their `spans`, which are after the prompt, are predicted."""
 
-    chosen: Document
-    rejected: Document
-    # Whether a template wrote the tokens that begin and end the texts.
-    is_chat: bool
+    # The chosen and the rejected text, or the only text of a rated row.
+    texts: tuple[Document, ...]
+    # Whether the text of a rated row is desirable.
+    is_desirable: bool = True
 
 
 class TokenizedPairs(NamedTuple):
-    """The pairs of files. Texts 2 p and 2 p + 1 are the chosen and the rejected text of pair p."""
+    """The rows of files. Of pairs, texts 2 p and 2 p + 1 are the chosen and the rejected text."""
 
     # Tokens of all texts, concatenated.
     tokens: npt.NDArray[np.int32]
@@ -69,6 +73,8 @@ class TokenizedPairs(NamedTuple):
     empty: int
     # Whether a template wrote some of the texts.
     has_chats: bool
+    # Whether the text of each rated row is desirable; None for pairs.
+    is_desirable_P: npt.NDArray[np.bool_] | None
 
 
 def open_source(data: Text, length: int, split: Split) -> Pairs | None:
@@ -85,7 +91,7 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
     else:
         paths = tuple(documents.find_files(data.path))
     digest = recipe.digest_files(paths, Path(recipe.prepared_root(data)))
-    tokenized = _read_pairs(paths, digest, data.tokenizer, length, data.group)
+    tokenized = _read_pairs(paths, digest, data.tokenizer, length, data.group, data.format)
     count = len(tokenized.key_P)
     share = 0.0 if has_eval_files else data.eval_split
     is_held_out_P = splits.choose_held_out(
@@ -95,7 +101,8 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
     pair_indices = np.flatnonzero(is_selected_P)
     if not len(pair_indices):
         raise DataError(
-            f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into "
+            f"data.path: {paths[0]} and what else matches hold {count} "
+            f"{_row_noun(data.format)} that fit into "
             f"train.model.length = {length} ({tokenized.too_long} are longer, {tokenized.empty} "
             f"have no token to predict), and data.eval_split = {data.eval_split} leaves the "
             f"{split} split none of them"
@@ -116,7 +123,10 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
 
 
 class Pairs(DataSource):
-    """A source of pairs: `tokens` int32 [K, L + 1], `mask` float32 [K, L], `length` int32 [K]."""
+    """A source of pairs: `tokens` int32 [K, L + 1], `mask` float32 [K, L], `length` int32 [K].
+
+    Rated rows have no axis K, and an int32 `label` [], 1 for a desirable text.
+    """
 
     name = "preferences"
 
@@ -134,26 +144,40 @@ class Pairs(DataSource):
         return len(self._pair_indices)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        tokens_KT = np.zeros((2, self._length + 1), np.int32)
-        mask_KL = np.zeros((2, self._length), np.float32)
-        first = 2 * int(self._pair_indices[index])
+        pair, is_desirable_P = int(self._pair_indices[index]), self._tokenized.is_desirable_P
+        count = 2 if is_desirable_P is None else 1
+        tokens_KT = np.zeros((count, self._length + 1), np.int32)
+        mask_KL = np.zeros((count, self._length), np.float32)
         ends = self._tokenized.ends
         counts = []
-        for row, text in enumerate((first, first + 1)):
+        for row, text in enumerate(range(count * pair, count * (pair + 1))):
             span = slice(ends[text - 1] if text else 0, ends[text])
             tokens = self._tokenized.tokens[span]
             tokens_KT[row, : len(tokens)] = tokens
             mask_KL[row, : len(tokens) - 1] = self._tokenized.is_target[span][1:]
             counts.append(len(tokens))
-        return {"tokens": tokens_KT, "mask": mask_KL, "length": np.array(counts, np.int32)}
+        example = {"tokens": tokens_KT, "mask": mask_KL, "length": np.array(counts, np.int32)}
+        if is_desirable_P is None:
+            return example
+        rated = {name: values[0] for name, values in example.items()}
+        return {**rated, "label": np.int32(is_desirable_P[pair])}
 
     def fingerprint(self) -> str:
         """Return the split, digests of files and tokenizer, and the number and length of pairs."""
-        return f"preferences {self._identity}, {len(self)} pairs of {self._length}"
+        noun = "pairs" if self._tokenized.is_desirable_P is None else "rated texts"
+        return f"preferences {self._identity}, {len(self)} {noun} of {self._length}"
 
 
-def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) -> Pair:
+def parse_rating(tokenizer: str, row: layouts.Row) -> Comparison:
+    """Parse the text and the label of a rated row. Raises UnfitRowError."""
+    others = {name: value for name, value in row.values.items() if name != layouts.LABEL}
+    document = chats.make_document(row._replace(values=others), tokenizer)
+    return Comparison((document,), bool(row.values[layouts.LABEL]))
+
+
+def parse_pair(load_chats: Callable[[], chats.ChatTemplates], row: layouts.Row) -> Comparison:
     """Parse the two texts of a row. Raises UnfitRowError."""
+    values = row.values
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
             names = ", ".join(key for key in values if values[key] is not None)
@@ -175,16 +199,20 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
     else:
         texts = [values[CHOSEN], values[REJECTED]]
         if prompt is None:
-            prompt = os.path.commonprefix(texts)
+            # As in trl, a space before the difference belongs to the texts, whose first token often
+            # contains it.
+            prompt = os.path.commonprefix(texts).removesuffix(" ")
             texts = [text.removeprefix(prompt) for text in texts]
-        pair = Pair(_join_texts(prompt, texts[0]), _join_texts(prompt, texts[1]), is_chat=False)
-    if pair.chosen[:2] == pair.rejected[:2]:
+        pair = tuple(documents.join_texts(prompt, text) for text in texts)
+    chosen, rejected = pair
+    if chosen[:2] == rejected[:2]:
         problem = "are the same text: neither can be the better one"
         raise UnfitRowError(f"its 'chosen' and 'rejected' {problem}")
-    read_fields = {CHOSEN, *prompts[:1], SYSTEM, REJECTED, *chats.OPTIONAL_FIELDS}
-    unread = [key for key in values if key not in read_fields and values[key] is not None]
-    notes = Counter((NoteKind.UNREAD_FIELD, key) for key in unread)
-    return pair._replace(chosen=pair.chosen._replace(notes=Counter(pair.chosen.notes) + notes))
+    read_fields = (CHOSEN, *prompts[:1], SYSTEM, REJECTED, *chats.OPTIONAL_FIELDS)
+    notes = Counter(chosen.notes) + chats.count_unread(values, read_fields)
+    if not row.is_usual:
+        notes[NoteKind.LAYOUT, row.layout] += 1
+    return Comparison((chosen._replace(notes=notes), rejected))
 
 
 def _load_chats(
@@ -201,14 +229,9 @@ def _load_chats(
         ) from None
 
 
-def _join_texts(prompt: str, text: str) -> Document:
-    full_text, replaced = documents.replace_surrogates(prompt + text)
-    return Document(full_text, replaced, ((len(prompt), len(full_text)),))
-
-
 def _render_messages(
     chat: chats.ChatTemplates, system: str | None, prompt: Any, values: Values
-) -> Pair:
+) -> tuple[Document, ...]:
     prompt_messages = [] if prompt is None else _as_messages("user", prompt)
     answers = [_as_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
     if prompt_messages and _contain_prompt(
@@ -235,8 +258,7 @@ def _render_messages(
             texts.append(chat.render_document([*prompt_messages, *messages], *extras, skipped))
         except UnfitRowError as error:
             raise UnfitRowError(f"its {field!r}: {error}") from None
-    chosen, rejected = texts
-    return Pair(chosen, rejected, is_chat=True)
+    return tuple(texts)
 
 
 def _contain_prompt(prompt: list[Any], answers: list[list[Any]], *, is_text: bool) -> bool:
@@ -272,32 +294,44 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
 # Training and evaluation may read the same files.
 @functools.lru_cache(maxsize=2)
 def _read_pairs(
-    paths: tuple[str, ...], digest: str, name: str, length: int, group: str | None
+    paths: tuple[str, ...],
+    digest: str,
+    name: str,
+    length: int,
+    group: str | None,
+    row_format: str,
 ) -> TokenizedPairs:
     documents.check_rows(paths, "preferences")
+    row_fields = (*layouts.list_columns(row_format), *chats.OPTIONAL_FIELDS)
 
-    def make_pair(values: Values) -> tuple[Pair, int]:
-        key = splits.hash_value([values.get(field) for field in (CHOSEN, *ROW_FIELDS)])
+    def make_pair(values: Values) -> tuple[Comparison, int]:
+        group_key = None
         if group is not None:
-            key, values = documents.split_group(values, group, (CHOSEN, *ROW_FIELDS))
-        return parse_pair(partial(chats.load_chats, name), values), key
+            group_key, values = documents.split_group(values, group, row_fields)
+        row = layouts.read_row(values, row_format)
+        key = splits.hash_value([row.values.get(field) for field in ROW_FIELDS[row_format]])
+        key = key if group_key is None else group_key
+        if row_format == layouts.KTO:
+            return parse_rating(name, row), key
+        return parse_pair(partial(chats.load_chats, name), row), key
 
     parts = list(itertools.chain.from_iterable(documents.split_units(paths)))
-    fields = ROW_FIELDS if group is None else (*ROW_FIELDS, group)
-    rows = (documents.read_rows(part, CHOSEN, make_pair, fields) for part in parts)
+    fields = row_fields if group is None else (*row_fields, group)
+    rows = (documents.read_rows(part, None, make_pair, fields) for part in parts)
     pairs = (pair for pair, _ in itertools.chain.from_iterable(rows))
     texts: list[Encoding] = []
     keys: list[int] = []
     too_long = empty = 0
     has_chats = False
-    notes = documents.note_columns(parts, (CHOSEN, *fields))
+    is_desirable: list[bool] = []
+    notes = documents.note_columns(parts, fields)
     while batch := list(itertools.islice(pairs, BATCH_PAIRS)):
         for pair, _ in batch:
-            has_chats |= pair.is_chat
-            notes.update(pair.chosen.notes)
-            notes.update(pair.rejected.notes)
+            for text in pair.texts:
+                has_chats |= not text.is_plain
+                notes.update(text.notes)
         encoded = _tokenize_pairs([pair for pair, _ in batch], tokenizer.load_tokenizer(name))
-        for (_, key), pair_encodings in zip(batch, encoded, strict=True):
+        for (pair, key), pair_encodings in zip(batch, encoded, strict=True):
             if max(len(ids) for ids, _ in pair_encodings) > length + 1:
                 too_long += 1
             elif not all(is_target[1:].any() for _, is_target in pair_encodings):
@@ -305,22 +339,30 @@ def _read_pairs(
             else:
                 texts += pair_encodings
                 keys.append(key)
+                is_desirable.append(pair.is_desirable)
     notes.pop((NoteKind.UNREAD_FIELD, group or ""), None)
-    _print_notes(notes, too_long, empty, total=too_long + empty + len(keys))
+    noun = _row_noun(row_format)
+    _print_notes(notes, too_long, empty, total=f"{too_long + empty + len(keys)} {noun}")
     ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
     is_target = np.concatenate([np.zeros(0, np.bool_), *(targets for _, targets in texts)])
     key_P = np.array(keys, np.uint64)
-    return TokenizedPairs(tokens, is_target, ends, key_P, too_long, empty, has_chats)
+    is_desirable_P = np.array(is_desirable, np.bool_) if row_format == layouts.KTO else None
+    counts = (too_long, empty)
+    return TokenizedPairs(tokens, is_target, ends, key_P, *counts, has_chats, is_desirable_P)
 
 
-def _print_notes(notes: Notes, too_long: int, empty: int, *, total: int) -> None:
+def _row_noun(row_format: str) -> str:
+    return "rated texts" if row_format == layouts.KTO else "pairs"
+
+
+def _print_notes(notes: Notes, too_long: int, empty: int, *, total: str) -> None:
     reasons = {
         "is longer than train.model.length + 1": too_long,
         "leaves no token to predict": empty,
     }
     left_out = [
-        f"{count} of {total} pairs are left out, one of whose texts {reason}"
+        f"{count} of {total} are left out, one of whose texts {reason}"
         for reason, count in reasons.items()
         if count
     ]
@@ -328,20 +370,13 @@ def _print_notes(notes: Notes, too_long: int, empty: int, *, total: int) -> None
         print(f"preferences: {sentence}", file=sys.stderr)
 
 
-def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
-    """Yield the tokens of the texts of each pair, and which of them are predicted."""
-    texts = [text for pair in pairs for text in pair[:2]]
+def _tokenize_pairs(pairs: Sequence[Comparison], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
+    """Yield the tokens of the texts of each row, and which of them are predicted."""
+    texts = [text for pair in pairs for text in pair.texts]
     spans = [text.spans or () for text in texts]
-    encodings = tokenizer.encode_spans([text.text for text in texts], spans)
-    bos_ids = [] if tokenizer.bos is None else [tokenizer.bos]
-    eos_ids = [] if tokenizer.eos is None else [tokenizer.eos]
-    for number, pair in enumerate(pairs):
-        pair_encodings = encodings[2 * number : 2 * number + 2]
-        if not pair.is_chat:
-            # Plain texts get the bos and eos tokens, and the eos token is predicted too.
-            for row, (ids_T, is_target_T) in enumerate(pair_encodings):
-                ids_T = np.concatenate([bos_ids, ids_T, eos_ids]).astype(np.int32)
-                padding = (len(bos_ids), len(eos_ids))
-                is_target_T = np.pad(is_target_T, padding, constant_values=(False, True))
-                pair_encodings[row] = ids_T, is_target_T
-        yield pair_encodings
+    encodings = iter(tokenizer.encode_spans([text.text for text in texts], spans))
+    for pair in pairs:
+        yield [
+            add_ends(tokenizer, *encoding) if text.is_plain else encoding
+            for text, encoding in zip(pair.texts, encodings, strict=False)
+        ]

@@ -26,9 +26,9 @@ from typing import Any
 from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
-from jaxlaunch.trainer.errors import DataError, Stopped
+from jaxlaunch.trainer.errors import DataError, SpecError, Stopped
 from jaxlaunch.trainer.spec import Text
-from jaxlaunch.trainer.text import chats, documents, tokenizer
+from jaxlaunch.trainer.text import chats, documents, layouts, tokenizer
 
 # Version of the shards. Increase it when the same recipe gives different bytes.
 FORMAT_VERSION = 3
@@ -66,12 +66,22 @@ class Recipe:
     split_seed: int = 0
     # Field of the group of a row. All rows of a group are in the same split.
     group: str | None = None
+    # The format of the rows, by which their layouts are recognized.
+    format: str = "text"
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether only some tokens of a row are targets, as in chats."""
+        return self.format != "text"
 
     @property
     def address(self) -> str:
         """The name of the folder: a digest of the recipe without the locations of files."""
         keys = dataclasses.asdict(self)
         del keys["paths"], keys["tokenizer"]
+        if self.format in ("text", layouts.CHAT):
+            # The template already distinguishes these formats.
+            del keys["format"]
         if self.template is None:
             # Texts keep the addresses that they had before chats were supported.
             del keys["template"]
@@ -107,8 +117,8 @@ def make_recipe(
     assert data.eval_path is not None or not held_out
     eval_paths = [] if data.eval_path is None else documents.find_files(data.eval_path, "eval_path")
     paths = eval_paths if held_out else documents.find_files(data.path)
-    is_chat = data.format == "chat"
-    if is_chat:
+    has_layout = data.format != "text"
+    if has_layout:
         documents.check_rows(paths, "chats")
     for key, name in (("field", data.field), ("group", data.group)):
         if name is not None and all(documents.file_kind(path) == "text" for path in paths):
@@ -122,15 +132,26 @@ def make_recipe(
         digest=digest_files(paths, Path(prepared_root(data)), is_stopped),
         tokenizer=data.tokenizer,
         tokenizer_digest=tokenizer.load_tokenizer(data.tokenizer).digest,
-        field=data.field or (chats.MESSAGES_FIELD if is_chat else None),
+        field=data.field or (chats.MESSAGES_FIELD if has_layout else None),
         packing=data.packing or "concat",
         length=length,
         eval_split=0.0 if data.eval_path is not None else data.eval_split,
         seed=data.seed,
-        template=chats.load_chats(data.tokenizer).digest if is_chat else None,
+        template=_template_digest(data) if has_layout else None,
         split_seed=data.split_seed,
         group=None if data.eval_path is not None else data.group,
+        format=data.format,
     )
+
+
+def _template_digest(data: Text) -> str | None:
+    """Return the digest of the chat template, None if texts need none. Raises SpecError."""
+    try:
+        return chats.load_chats(data.tokenizer).digest
+    except SpecError:
+        if data.format != layouts.COMPLETION:
+            raise
+        return None
 
 
 def prepared_root(data: Text) -> str:

@@ -39,11 +39,16 @@ from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.order import hash_uint64
 from jaxlaunch.trainer.data.split import GOLDEN
-from jaxlaunch.trainer.text import chat_notes, chats, documents
+from jaxlaunch.trainer.text import chat_notes, chats, documents, layouts
 from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 from jaxlaunch.trainer.text.documents import Document
 from jaxlaunch.trainer.text.recipe import Recipe
-from jaxlaunch.trainer.text.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from jaxlaunch.trainer.text.tokenizer import (
+    HuggingFaceTokenizer,
+    Tokenizer,
+    add_ends,
+    load_tokenizer,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -122,7 +127,7 @@ def write_part(
             first, tokens = first + len(lot.ids), tokens + lot.tokens
             replaced, empty = replaced + lot.replaced, empty + lot.empty
             notes.update(lot.notes)
-    if recipe.template is not None:
+    if recipe.has_targets:
         notes.pop((NoteKind.UNREAD_FIELD, recipe.group or ""), None)
         write_json(path.with_suffix(".notes"), chat_notes.notes_to_json(notes))
     with atomic_file.open_draft(path) as draft:
@@ -219,12 +224,12 @@ class _Lot:
     def add_batch(self, batch: list[Document], tokenizer: Tokenizer) -> None:
         """Encode and add a batch. Documents without tokens are only counted."""
         texts = [document for document in batch if document.text]
-        for document, ids in zip(texts, _encode_documents(texts, tokenizer), strict=True):
+        for document, ids in zip(texts, encode_documents(texts, tokenizer), strict=True):
             if not len(ids):
                 self.empty += 1
                 continue
             text_bytes = len(document.text.encode())
-            if document.spans is not None:
+            if document.spans is not None and not document.is_plain:
                 # The names of special tokens that a chat template wrote do not count as text.
                 assert isinstance(tokenizer, HuggingFaceTokenizer)
                 text_bytes -= int(tokenizer.special_bytes[token_ids(ids)].sum())
@@ -241,17 +246,21 @@ class _Lot:
         self.empty += len(batch) - len(texts)
 
 
-def _encode_documents(
+def encode_documents(
     texts: list[Document], tokenizer: Tokenizer
 ) -> Iterator[npt.NDArray[np.int32]]:
     """Yield the tokens of each document, ~id for tokens that are not targets.
 
-    Texts get bos and eos tokens; chats already have those of their template.
+    Texts get bos and eos tokens, and a text with a prompt an eos token that is a target. Chats
+    already have those of their template.
     """
     strings = [text.text for text in texts]
     spans = [text.spans for text in texts if text.spans is not None]
     if spans:
-        for ids_T, is_target_T in tokenizer.encode_spans(strings, spans):
+        encodings = tokenizer.encode_spans(strings, spans)
+        for text, (ids_T, is_target_T) in zip(texts, encodings, strict=True):
+            if text.is_plain:
+                ids_T, is_target_T = add_ends(tokenizer, ids_T, is_target_T)
             yield np.where(is_target_T, ids_T, ~ids_T)
         return
     bos_ids = [] if tokenizer.bos is None else [tokenizer.bos]
@@ -263,17 +272,19 @@ def _encode_documents(
 def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
     """Yield the documents of a unit in lots of about 4 Mi tokens. The last lot may be empty."""
     tokenizer, lot, make = load_tokenizer(recipe.tokenizer), _Lot(), None
-    if recipe.template is not None:
-        templates, field = chats.load_chats(recipe.tokenizer), recipe.field or chats.MESSAGES_FIELD
-        make = partial(templates.render_row, field)
-        read_fields = (field, *chats.OPTIONAL_FIELDS, recipe.group or field)
+    field = recipe.field
+    optional_fields: tuple[str, ...] = chats.OPTIONAL_FIELDS
+    if recipe.has_targets:
+        # The field of the messages is required if the job names another one than the usual.
+        field = None if recipe.field == chats.MESSAGES_FIELD else recipe.field
+        optional_fields += layouts.list_columns(recipe.format, field)
+        make = partial(chats.read_chat, recipe.format, field, recipe.tokenizer)
+        read_fields = (*optional_fields, recipe.group or "")
         lot.notes.update(documents.note_columns(parts, read_fields))
     batch: list[Document] = []
     size = 0
     for part in parts:
-        for document in documents.read_documents(
-            part, recipe.field, make, chats.OPTIONAL_FIELDS, recipe.group
-        ):
+        for document in documents.read_documents(part, field, make, optional_fields, recipe.group):
             batch.append(document)
             size += len(document.text)
             if len(batch) == BATCH_TEXTS or size >= BATCH_CHARACTERS:
@@ -333,7 +344,7 @@ def write_shard(
         path = folder / shard_name(split, shard, corpus.shards)
         # `filled` counts the positions that hold a token.
         counts: dict[str, Any] = {"split": split, "rows": 0, "filled": 0}
-        if recipe.template is not None:
+        if recipe.has_targets:
             counts["targets"] = 0
         rows = _shard_rows(recipe, parts_folder, shard, corpus, split, counts)
         try:
@@ -367,7 +378,7 @@ def _shard_rows(
             target_bytes = (bytes_before_T[ends] - bytes_before_T[row.starts + 1]).sum()
             record: dict[str, Any] = {"tokens": tokens, "lengths": row.lengths.astype(np.int32)}
             record["bytes"] = np.float32(target_bytes)
-            if recipe.template is not None:
+            if recipe.has_targets:
                 is_target = np.concatenate([texts.is_target[segment] for segment in segments])
                 is_target[np.cumsum(row.lengths) - row.lengths] = False
                 if not is_target.any():

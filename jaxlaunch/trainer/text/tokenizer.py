@@ -247,6 +247,21 @@ def load_tokenizer(name: str) -> Tokenizer:
     return HuggingFaceTokenizer(name, files)
 
 
+def add_ends(
+    tokenizer: Tokenizer, ids_T: npt.NDArray[np.int32], is_target_T: npt.NDArray[np.bool_]
+) -> Encoding:
+    """Add the bos token, and the eos token as a target, to a text that lacks them."""
+    ends = [tokenizer.bos], [tokenizer.eos]
+    bos_ids, eos_ids = ([end for end in side if end is not None] for side in ends)
+    if len(ids_T) and ids_T[-1] == tokenizer.eos:
+        eos_ids = []
+    padding = (len(bos_ids), len(eos_ids))
+    return (
+        np.concatenate([bos_ids, ids_T, eos_ids]).astype(np.int32),
+        np.pad(is_target_T, padding, constant_values=(False, True)),
+    )
+
+
 def find_tokenizer(
     vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], location: str
 ) -> Tokenizer | None:

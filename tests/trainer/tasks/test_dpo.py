@@ -117,6 +117,153 @@ def test_loss_and_gradients_match_paper(config: specs.Dpo) -> None:
     assert float(metrics["accuracy"]) in (0, 0.25, 0.5, 0.75, 1)  # of four pairs that count
 
 
+def mean_log_probabilities(
+    table_VV: Any, batch: dict[str, np.ndarray], count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return sums and means over the answers [count, 2], and the sums over the chosen texts."""
+    sums, means, texts = np.zeros((count, 2)), np.zeros((count, 2)), np.zeros(count)
+    for pair in range(count):
+        for row in range(2):
+            tokens_T, mask_L = batch["tokens"][pair, row], batch["mask"][pair, row]
+            sums[pair, row] = log_probability(table_VV, tokens_T, mask_L)[0]
+            means[pair, row] = sums[pair, row] / mask_L.sum()
+        texts[pair] = log_probability(table_VV, batch["tokens"][pair, 0], np.ones(7))[0]
+    return sums, means, texts
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def by_trl(config: Any, ours_VV: Any, batch: dict[str, np.ndarray]) -> float:
+    """Return the mean loss over pairs as trl 1.16 computes it, in float64.
+
+    `ORPOTrainer.odds_ratio_loss` and `get_batch_loss_metrics` (Hong et al. 2024, equations 4 to
+    7): the cross-entropy is the mean over all tokens of the chosen texts. `CPOTrainer.cpo_loss`
+    with loss_type simpo (Meng et al. 2024, equation 6).
+    """
+    count = int(batch["weight"].sum())
+    _, means, texts = mean_log_probabilities(ours_VV, batch, count)
+    if isinstance(config, specs.Orpo):
+        odds = np.log(np.exp(means) / (1 - np.exp(means)))
+        ratio = np.log(sigmoid(odds[:, 0] - odds[:, 1]))
+        return float(-texts.sum() / (7 * count) - (config.beta * ratio).mean())
+    logits = means[:, 0] - means[:, 1] - config.gamma / config.beta
+    smoothing = config.label_smoothing
+    loss = -np.log(sigmoid(config.beta * logits)) * (1 - smoothing)
+    return float((loss - np.log(sigmoid(-config.beta * logits)) * smoothing).mean())
+
+
+def kto_by_trl(
+    config: specs.Kto, ours_VV: Any, theirs_VV: Any, batch: Any, kl: float | None = None
+) -> tuple[float, float]:
+    """Return mean loss and divergence of trl 1.16's `KTOTrainer`, in float64.
+
+    Ethayarajh et al. 2024, equation 8. The divergence, unless it is given, is that of each prompt
+    with the answer of the row before.
+    """
+    count = int(batch["weight"].sum())
+    ratios, divergences = [], []
+    for row in range(len(batch["tokens"])):
+        parts = []
+        for index in (row, row - 1):
+            start = int(np.flatnonzero(batch["mask"][index])[0]) + 1
+            end = int(batch["length"][index])
+            tokens_T, mask_L = batch["tokens"][index], batch["mask"][index]
+            parts.append((tokens_T[:start], tokens_T[start:end], mask_L[start - 1 : end - 1]))
+        (prompt, answer, mask), (_, other, other_mask) = parts
+        for texts, kind, kind_mask in ((answer, ratios, mask), (other, divergences, other_mask)):
+            tokens = np.concatenate([prompt, texts])[:8]
+            weights = np.concatenate([np.zeros(len(prompt) - 1), kind_mask])[:7]
+            scores = [log_probability(table, tokens, weights)[0] for table in (ours_VV, theirs_VV)]
+            kind.append(scores[0] - scores[1])
+    kl = max(float(np.mean(divergences[:count])), 0.0) if kl is None else kl
+    loss = 0.0
+    for ratio, label in zip(ratios[:count], batch["label"], strict=False):
+        if label:
+            loss += config.desirable_weight * (1 - sigmoid(config.beta * (ratio - kl)))
+        else:
+            loss += config.undesirable_weight * (1 - sigmoid(config.beta * (kl - ratio)))
+    return float(loss / count), kl
+
+
+def differentiate(task: Preference, batch: Any, ours_VV: Any, theirs_VV: Any) -> tuple[Any, Any]:
+    @jax.jit
+    def loss(table_VV: Any) -> Any:
+        model = Bigram(table_VV)
+        attach_reference(model, Bigram(theirs_VV))
+        result = task.loss(model, batch, jax.random.key(0))
+        return result.sum / result.weight
+
+    return jax.value_and_grad(loss)(jnp.asarray(ours_VV, jnp.float32))
+
+
+def assert_matches(expected: Any, task: Preference, batch: Any, tables: Any) -> None:
+    """Compare the loss with a function of the table, and its gradient with finite differences."""
+    ours_VV, theirs_VV = tables
+    result, grad_VV = differentiate(task, batch, ours_VV, theirs_VV)
+    table_VV = ours_VV.astype(np.float64)
+    np.testing.assert_allclose(result, expected(table_VV), rtol=1e-6, atol=1e-6)
+    for place in np.ndindex(2, 3):
+        step_VV = np.zeros_like(table_VV)
+        step_VV[place] = 1e-5
+        slope = (expected(table_VV + step_VV) - expected(table_VV - step_VV)) / 2e-5
+        np.testing.assert_allclose(grad_VV[place], slope, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        specs.Orpo(),
+        specs.Orpo(beta=1.0),
+        specs.Simpo(),
+        specs.Simpo(gamma=0.5, label_smoothing=0.1),
+    ],
+    ids=["orpo", "strong orpo", "simpo", "smoothed simpo"],
+)
+def test_losses_without_reference_match_trl(config: Any) -> None:
+    draw = np.random.default_rng(2)
+    batch, task = some_pairs(draw), Preference()
+    batch["mask"][..., 3] = 1
+    task._config = config
+    tables = draw.normal(size=(2, VOCAB, VOCAB)).astype(np.float32)
+    assert_matches(lambda table_VV: by_trl(config, table_VV, batch), task, batch, tables)
+
+
+@pytest.mark.parametrize(
+    "config", [specs.Kto(), specs.Kto(beta=0.5, desirable_weight=2, undesirable_weight=0.5)]
+)
+def test_kto_matches_trl(config: specs.Kto) -> None:
+    draw = np.random.default_rng(3)
+    rows = 5
+    length_B = np.array([8, 6, 8, 7, 8], np.int32)
+    index_L = np.arange(7)
+    start_B = np.array([2, 1, 4, 3, 2])
+    batch = {
+        "tokens": draw.integers(0, VOCAB, (rows, 8), np.int32),
+        "length": length_B,
+        "mask": ((index_L >= start_B[:, None] - 1) & (index_L < length_B[:, None] - 1)).astype(
+            np.float32
+        ),
+        "label": np.array([1, 0, 1, 1, 0], np.int32),
+        "weight": np.ones(rows, np.float32),
+    }
+    task = Preference()
+    task._config = config
+    tables = draw.normal(size=(2, VOCAB, VOCAB)).astype(np.float32)
+    theirs_VV = tables[1].astype(np.float64)
+    # The divergence is not differentiated, so that it is a number for the finite differences.
+    _, kl = kto_by_trl(config, tables[0].astype(np.float64), theirs_VV, batch)
+    assert kl > 0
+    assert_matches(
+        lambda table_VV: kto_by_trl(config, table_VV, theirs_VV, batch, kl)[0], task, batch, tables
+    )
+    # A batch whose texts are those of its reference has no divergence.
+    result, _ = differentiate(task, batch, tables[0], tables[0])
+    weights = np.where(batch["label"], config.desirable_weight, config.undesirable_weight)
+    assert result == pytest.approx(weights.mean() / 2)
+
+
 class UpOrDown(Preference):
     """Tokens that count up are chosen, that count down rejected; from the fourth on."""
 
@@ -131,17 +278,30 @@ class UpOrDown(Preference):
         return rows | {"weight": np.ones(8, np.float32)}
 
 
-def build(devices: int = 1, **keys: Any) -> Step:
+class Rated(UpOrDown):
+    """The same texts, each with a label."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        pairs = super().batch(step)
+        label = np.arange(8, dtype=np.int32) % 2
+        rows = {name: pairs[name][np.arange(8), 1 - label] for name in ("tokens", "mask", "length")}
+        return {**rows, "label": label, "weight": pairs["weight"]}
+
+
+def build(devices: int = 1, task: UpOrDown | None = None, **keys: Any) -> Step:
+    task = task or UpOrDown()
     defaults = {"task": "tests:Pairs", "model": tiny.DECODER, "batch": 8, "mesh": {"dp": 1}}
     defaults["optimizer"] = specs.Optimizer(lr=1e-2)
     train = TrainSpec.model_validate(defaults | keys)
-    step = Step(UpOrDown(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
-    step.compile_train(step.put_batch(UpOrDown().batch(0)))
+    step = Step(task, train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
+    step.compile_train(step.put_batch(task.batch(0)))
     return step
 
 
-def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[str, float]]]:
-    task, message = UpOrDown(), []
+def run(
+    step: Step, state: Any, first: int, last: int, task: Any = None
+) -> tuple[Any, list[dict[str, float]]]:
+    task, message = task or UpOrDown(), []
     for number in range(first, last):
         state, metrics = step.train(state, step.put_batch(task.batch(number)))
         message.append({name: float(value) for name, value in metrics.items()})
@@ -184,6 +344,18 @@ def test_reference_of_adapters_is_base_model() -> None:
     state, message = run(step, step.init_state(), 0, 10)
     assert_no_preference(message[0])
     assert message[-1]["loss"] < 0.6 and message[-1]["margin"] > 0.1
+
+
+@pytest.mark.parametrize("name", ["kto", "orpo", "simpo"])
+def test_each_loss_prefers_chosen_texts_on_a_mesh(name: str) -> None:
+    task = Rated() if name == "kto" else UpOrDown()
+    step = build(4, task, mesh={"dp": 2, "mp": 2}, loss={name: {}, "chunks": 2})
+    has_reference = any(leaf.startswith("reference") for leaf in step.abstract.params)
+    assert has_reference == (name == "kto")
+    _, message = run(step, step.init_state(), 0, 8, task)
+    rewards = [line["rewards/chosen"] - line["rewards/rejected"] for line in message]
+    assert rewards[-1] > rewards[0] + 0.01 and message[-1]["loss"] < message[0]["loss"]
+    assert ("kl" in message[0], "nll" in message[0]) == (name == "kto", name == "orpo")
 
 
 def test_reference_is_read_from_folder_and_checked(tmp_path: Path) -> None:
@@ -292,7 +464,7 @@ def test_unknown_token_is_named() -> None:
         (
             DPO,
             {"z": 1e-4},
-            "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing",
+            "z and smoothing apply to a cross-entropy; preferences have label_smoothing in dpo",
         ),
         (DPO, {"dpo": {"beta": 0}}, "greater than 0"),
         (
@@ -301,6 +473,8 @@ def test_unknown_token_is_named() -> None:
             "label_smoothing applies only to kind sigmoid",
         ),
         (specs.LM, {"dpo": {"beta": 0.2}}, "dpo applies to preferences, which the task dpo"),
+        (specs.LM, {"orpo": {}}, "orpo applies to preferences, which the task dpo"),
+        (DPO, {"orpo": {}, "simpo": {"gamma": 0}}, "orpo and simpo are both given; keep one"),
     ],
 )
 def test_keys_of_another_loss_are_refused(task: str, loss: dict[str, Any], words: str) -> None:

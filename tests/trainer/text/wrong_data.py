@@ -214,7 +214,7 @@ KEYS = [
     key("share above 1", "less than", eval_split=1.5),
     key("share below 0", "greater than or equal to 0", eval_split=-0.1),
     key("unknown packing", "Input should be 'concat', 'first-fit' or 'none'", packing="best"),
-    key("unknown format", "Input should be 'text', 'chat' or 'preference'", format="chats"),
+    key("unknown format", "Input should be 'text', 'chat', 'messages', 'sharegpt'", format="chats"),
     key("seed below 0", "greater than or equal to 0", seed=-1),
     key("apart with a tokenizer", "apart applies to one stream of bytes", apart=True),
     key("bigram with a tokenizer", "bigram applies to one stream of bytes", bigram=True),
@@ -358,9 +358,7 @@ ROWS = [
     ),
     raw("no JSON", f"{A}2: it is not JSON", rows(GOOD) + b"text: yaml\n"),
     raw("cut line", f"{A}2: it is not JSON", rows(GOOD) + b'{"text": "ab'),
-    raw(
-        "one object over many lines", f"{A}1: it is not JSON", json.dumps([GOOD], indent=1).encode()
-    ),
+    raw("one object over many lines", f"{A}1: it is not JSON", json.dumps(GOOD, indent=1).encode()),
     raw("UTF-16", f"{A}1: it is not JSON", rows(GOOD).decode().encode("utf-16")),
     raw("brackets without end", f"{A}1: it is not JSON", b'{"text": ' + b"[" * 100_000 + b"\n"),
     chat("text for messages", "it is a text, not a list of messages", "hi"),

@@ -1,0 +1,328 @@
+"""Recognizes the layouts of rows: the columns by which public datasets name prompts and answers.
+
+`LAYOUTS` is the table of all layouts. A row has the first layout of its format whose columns it
+has, and is converted to the columns that the rest of the trainer reads:
+
+| format | columns |
+|---|---|
+| chat | `messages`, or `prompt` and `completion` that are texts |
+| preference | `chosen`, `rejected`, and optionally `prompt` or `question`, and `system` |
+| kto | as chat, and `label` |
+
+The columns `tools` and `chat_template_kwargs` belong to every layout, and columns that no layout
+reads are kept, so that they can be reported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jaxlaunch.trainer.text.documents import UnfitRowError, Values, describe_value
+
+MESSAGES, PROMPT, COMPLETION, SYSTEM, LABEL = "messages", "prompt", "completion", "system", "label"
+CHOSEN, REJECTED, QUESTION, INPUT, HISTORY = "chosen", "rejected", "question", "input", "history"
+ROLE, FROM = "role", "from"
+USER, ASSISTANT = "user", "assistant"
+Format = Literal["chat", "preference", "kto"]
+CHAT: Format = "chat"
+PREFERENCE: Format = "preference"
+KTO: Format = "kto"
+
+Names = Mapping[str, tuple[str, ...]]
+_SYSTEM_NAMES: Names = {SYSTEM: (SYSTEM, "system_prompt")}
+_MESSAGES_NAMES = (MESSAGES, "conversations", "conversation")
+# Roles of ShareGPT, which names the speaker of a message in `from`.
+_ROLES = {
+    "human": USER,
+    "gpt": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "bot": ASSISTANT,
+    "model": ASSISTANT,
+    "observation": "tool",
+    "function_response": "tool",
+}
+
+
+class Layout(NamedTuple):
+    """A layout of rows.
+
+    Attributes:
+        name: The name, which `data.format` can give.
+        format: What rows of this layout are: chat, preference or kto.
+        required: For each part of a row, the columns that may contain it.
+        optional: The same for parts that a row may lack.
+        key: The key of each message, for layouts of messages.
+        has_texts: Whether the required parts must be texts.
+    """
+
+    name: str
+    format: Format
+    required: Names
+    optional: Names = {}
+    key: str | None = None
+    has_texts: bool = False
+
+
+LAYOUTS = (
+    Layout("messages", CHAT, {MESSAGES: _MESSAGES_NAMES}, key=ROLE),
+    Layout("sharegpt", CHAT, {MESSAGES: _MESSAGES_NAMES}, _SYSTEM_NAMES, key=FROM),
+    Layout("completion", CHAT, {PROMPT: (PROMPT,), COMPLETION: (COMPLETION,)}, _SYSTEM_NAMES),
+    Layout(
+        "alpaca",
+        CHAT,
+        {PROMPT: ("instruction",), COMPLETION: ("output", "response")},
+        {INPUT: (INPUT, "context"), HISTORY: (HISTORY,), **_SYSTEM_NAMES},
+        has_texts=True,
+    ),
+    Layout(
+        "question",
+        CHAT,
+        {
+            PROMPT: (QUESTION, "query", "problem", PROMPT, "inputs", INPUT),
+            COMPLETION: ("answer", "response", "solution", "targets", "output"),
+        },
+        _SYSTEM_NAMES,
+        has_texts=True,
+    ),
+    Layout(
+        PREFERENCE,
+        PREFERENCE,
+        {
+            CHOSEN: (CHOSEN, "chosen_response", "response_j"),
+            REJECTED: (REJECTED, "rejected_response", "response_k"),
+        },
+        {
+            PROMPT: (PROMPT, MESSAGES, QUESTION, "query", "instruction", "conversations"),
+            INPUT: (INPUT,),
+            **_SYSTEM_NAMES,
+        },
+    ),
+    Layout(
+        KTO,
+        KTO,
+        {PROMPT: (PROMPT,), COMPLETION: (COMPLETION, "response"), LABEL: (LABEL, "kto_tag")},
+        _SYSTEM_NAMES,
+    ),
+    Layout(KTO, KTO, {MESSAGES: _MESSAGES_NAMES, LABEL: (LABEL, "kto_tag")}, _SYSTEM_NAMES),
+)
+
+
+class Row(NamedTuple):
+    """A row with the columns of its format.
+
+    Attributes:
+        values: The columns, including those that no layout reads.
+        layout: The name of the layout, and the columns that it took.
+        is_usual: Whether the columns have the names of the format, so that nothing was converted.
+        prompt_messages: The number of messages that precede the answer; 0 if all are trained.
+    """
+
+    values: Values
+    layout: str
+    is_usual: bool = True
+    prompt_messages: int = 0
+
+
+def find_layouts(row_format: str) -> tuple[Layout, ...]:
+    """Return the layouts of a format, or the layout with this name."""
+    matches = tuple(layout for layout in LAYOUTS if layout.format == row_format)
+    return matches or tuple(layout for layout in LAYOUTS if layout.name == row_format)
+
+
+def list_columns(row_format: str, field: str | None = None) -> tuple[str, ...]:
+    """Return all columns that the layouts of a format read, or `field` and the optional ones."""
+    columns = {} if field is None else {field: None}
+    for layout in find_layouts(row_format):
+        names = layout.optional if field is not None else {**layout.required, **layout.optional}
+        columns |= dict.fromkeys(name for aliases in names.values() for name in aliases)
+    return tuple(columns)
+
+
+def read_row(values: Values, row_format: str, field: str | None = None) -> Row:
+    """Return a row with the columns of its format.
+
+    Args:
+        values: The columns of the row.
+        row_format: A format, or the name of the only layout to try.
+        field: The column of the messages, if the job names one.
+
+    Raises:
+        UnfitRowError: The row has none of the layouts. The message names its columns.
+    """
+    for layout in find_layouts(row_format):
+        if field is not None and MESSAGES in layout.required:
+            layout = layout._replace(required={**layout.required, MESSAGES: (field,)})
+        columns = match_layout(layout, values)
+        if columns is not None and (field is None or field in columns.values()):
+            return _convert_row(layout, columns, values)
+    # Report what is wrong with the values of a column that names the layout by itself.
+    decisive = {CHAT: (field or MESSAGES,), MESSAGES: (field or MESSAGES,)}
+    for name in decisive.get(row_format, (CHOSEN, REJECTED) if row_format == PREFERENCE else ()):
+        if values.get(name) is not None:
+            return Row(values, row_format)
+    raise UnfitRowError(describe_mismatch([*values], row_format))
+
+
+def describe_mismatch(columns: Sequence[str], row_format: str) -> str:
+    """Return a sentence about columns that no layout of a format has."""
+    return (
+        f"it has the columns {', '.join(columns) or 'none'}, and data.format = {row_format} reads "
+        f"the layouts {describe_layouts(row_format)}"
+    )
+
+
+def describe_layouts(row_format: str) -> str:
+    """Return the layouts of a format with the columns that each requires."""
+    return "; ".join(
+        f"{layout.name}: {' and '.join('/'.join(names) for names in layout.required.values())}"
+        for layout in find_layouts(row_format)
+    )
+
+
+def recognize_row(values: Values) -> tuple[str, Row] | None:
+    """Return the format of a row and the row in its layout, or None if it has none."""
+    # Rated rows have the columns of a chat, too.
+    for row_format in (PREFERENCE, KTO, CHAT):
+        for layout in find_layouts(row_format):
+            if (columns := match_layout(layout, values)) is not None:
+                return row_format, _convert_row(layout, columns, values)
+    return None
+
+
+def match_layout(layout: Layout, values: Values) -> dict[str, str] | None:
+    """Return the column of each part of a row in this layout, or None if it has another one."""
+    columns: dict[str, str] = {}
+    for part, names in layout.required.items():
+        name = next((name for name in names if _fits(layout, part, values.get(name))), None)
+        if name is None:
+            return None
+        columns[part] = name
+    for part, names in layout.optional.items():
+        taken = [*columns.values()]
+        present = (name for name in names if values.get(name) is not None and name not in taken)
+        if name := next(present, None):
+            columns[part] = name
+    return columns
+
+
+def _fits(layout: Layout, part: str, value: Any) -> bool:
+    """Return whether a value can be a part of a row in a layout."""
+    if value is None:
+        return False
+    if part == LABEL:
+        return isinstance(value, bool) or value in (0, 1)
+    if part == MESSAGES:
+        messages = parse_messages(value, layout.key)
+        return isinstance(messages, list) and _has_key(messages, layout.key)
+    return not layout.has_texts or isinstance(value, str)
+
+
+def _has_key(messages: Sequence[Any], key: str | None) -> bool:
+    first = messages[0] if messages else None
+    return isinstance(first, dict) and (
+        ROLE in first or FROM in first if key is None else key in first
+    )
+
+
+def parse_messages(value: Any, key: str | None = None) -> Any:
+    """Return the messages of a list, a single message or their JSON; other values as they are."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            return value
+        messages = [parsed] if isinstance(parsed, dict) else parsed
+        return messages if isinstance(messages, list) and _has_key(messages, key) else value
+    if isinstance(value, dict) and _has_key([value], key):
+        return [value]
+    return value
+
+
+def _convert_row(layout: Layout, columns: Mapping[str, str], values: Values) -> Row:
+    parts = {part: values[name] for part, name in columns.items()}
+    others = {name: value for name, value in values.items() if name not in columns.values()}
+    name = f"{layout.name} ({', '.join(columns.values())})"
+    is_named = all(columns[part] == part for part in layout.required)
+    is_usual = is_named and layout.name in (MESSAGES, PREFERENCE, KTO)
+    if layout.format == PREFERENCE:
+        return Row(others | _convert_preference(columns, parts), name, is_usual)
+    if layout.format == KTO:
+        others[LABEL] = bool(parts[LABEL])
+    if MESSAGES in parts:
+        messages = _convert_messages(parse_messages(parts[MESSAGES]))
+        messages = _prepend_system(messages, parts.get(SYSTEM))
+        skipped = len(messages) - 1 if layout.format == KTO else 0
+        return Row({**others, MESSAGES: messages}, name, is_usual, skipped)
+    prompt, completion = (parse_messages(parts[part]) for part in (PROMPT, COMPLETION))
+    is_text = isinstance(prompt, str) and isinstance(completion, str)
+    if is_text and not layout.has_texts and SYSTEM not in parts:
+        return Row({**others, PROMPT: prompt, COMPLETION: completion}, name, is_usual)
+    if is_text and parts.get(INPUT):
+        prompt = f"{prompt}\n{parts[INPUT]}"
+    history = _parse_history(parts.get(HISTORY))
+    asked = _prepend_system([*history, *_as_messages(USER, prompt)], parts.get(SYSTEM))
+    answers = _as_messages(ASSISTANT, completion)
+    # In a conversation by columns, earlier answers are trained too.
+    skipped = 0 if history else len(asked)
+    return Row({**others, MESSAGES: [*asked, *answers]}, name, is_usual, skipped)
+
+
+def _convert_preference(columns: Mapping[str, str], parts: Values) -> dict[str, Any]:
+    """Return the columns of a preference. A prompt that is not named so is a question."""
+    converted = {part: _as_list(parts[part]) for part in (CHOSEN, REJECTED)}
+    if PROMPT in parts:
+        prompt = _as_list(parts[PROMPT])
+        is_question = isinstance(prompt, str) and columns[PROMPT] not in (PROMPT, MESSAGES)
+        if is_question and parts.get(INPUT):
+            prompt = f"{prompt}\n{parts[INPUT]}"
+        converted[QUESTION if is_question else PROMPT] = prompt
+    return converted | ({SYSTEM: parts[SYSTEM]} if SYSTEM in parts else {})
+
+
+def _as_list(value: Any) -> Any:
+    messages = parse_messages(value)
+    return _convert_messages(messages) if isinstance(messages, list) else messages
+
+
+def _as_messages(role: str, value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [{ROLE: role, "content": value}]
+    if not isinstance(value, list):
+        problem = f"the message of its {role} is {describe_value(value)}"
+        raise UnfitRowError(f"{problem}, neither a text nor a list of messages")
+    return _convert_messages(value)
+
+
+def _convert_messages(messages: list[Any]) -> list[Any]:
+    """Rename the keys and the roles of ShareGPT; other messages stay as they are."""
+    return [
+        {
+            **{key: value for key, value in message.items() if key not in (FROM, "value")},
+            ROLE: _ROLES.get(message[FROM], message[FROM]),
+            "content": message.get("value"),
+        }
+        if isinstance(message, dict) and isinstance(message.get(FROM), str) and ROLE not in message
+        else message
+        for message in messages
+    ]
+
+
+def _prepend_system(messages: list[Any], system: Any) -> list[Any]:
+    has_system = (
+        bool(messages) and isinstance(messages[0], dict) and messages[0].get(ROLE) == SYSTEM
+    )
+    return messages if has_system or not system else [{ROLE: SYSTEM, "content": system}, *messages]
+
+
+def _parse_history(history: Any) -> list[Any]:
+    """Return the messages of earlier rounds, each a list of a question and an answer."""
+    messages = []
+    for number, turns in enumerate(history or [], 1):
+        if not isinstance(turns, list | tuple) or len(turns) != 2:
+            problem = f"its {HISTORY!r} has {describe_value(turns)} as round {number}"
+            raise UnfitRowError(f"{problem}, not a list of a question and an answer")
+        for role, text in zip((USER, ASSISTANT), turns, strict=True):
+            messages.append({ROLE: role, "content": text})
+    return messages
