@@ -149,6 +149,8 @@ SHUTDOWN_TIMEOUT_S = 7 * 24 * 3600
 
 # The largest number of steps of one profile, because a trace is in memory until it ends.
 PROFILE_STEPS = 100
+# The steps between evaluations, and between saves, of a job that states none.
+PAUSE_STEPS = 500
 # Final states of a profiled rank. The earlier states are "asked" and "tracing".
 PROFILE_END_STATES = ("done", "failed", "gone")
 

@@ -18,7 +18,7 @@ from jaxlaunch.launcher.cli.screen_lines import Paragraph, make_paragraph, rende
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.job.schema import SWEEP_LABEL
+from jaxlaunch.launcher.kubernetes.labels import SWEEP_LABEL
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.report.headline import LOWER_IS_BETTER
 from jaxlaunch.launcher.sweep import grid, runner

@@ -31,6 +31,7 @@ from jaxlaunch.launcher.job.types import (
     Variable,
     Volume,
 )
+from jaxlaunch.launcher.kubernetes.labels import SWEEP_LABEL
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms import names
 from jaxlaunch.launcher.platforms.table import PlatformName
@@ -82,8 +83,6 @@ class HostRange(Block):
     max: PodCount = Field(description="the number of hosts that train when all are available")
 
 
-# The label of the jobs of a sweep on a cluster.
-SWEEP_LABEL = "sweep"
 Tracker = Annotated[
     str,
     Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),

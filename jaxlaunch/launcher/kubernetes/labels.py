@@ -28,6 +28,8 @@ JOB_LABEL = "jaxlaunch.io/job"
 SPEC_HASH = "jaxlaunch.io/spec-sha256"
 # The arguments of `launcher submit` as JSON: the job file and its overrides.
 SUBMITTED_WORDS = "jaxlaunch.io/submitted"
+# The label of the jobs of a sweep, whose value is the name of the sweep.
+SWEEP_LABEL = "sweep"
 # Marks a JobSet that reads the run folder of the named job. It is not part of that job.
 READER_LABEL = "jaxlaunch.io/reader-of"
 

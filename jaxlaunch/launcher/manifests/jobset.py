@@ -21,7 +21,7 @@ from jaxlaunch.contract import LEFT_GANG, OUTCOMES, Action
 from jaxlaunch.launcher.errors import Fault, JobFaultsError, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.job.schema import SWEEP_LABEL, JobSpec
+from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kubernetes import objects, pod_rules
 from jaxlaunch.launcher.kubernetes.labels import (
     EXCLUSIVE_TOPOLOGY,
@@ -36,6 +36,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     REPLICATED_JOB,
     SLICE_LABEL,
     SPEC_HASH,
+    SWEEP_LABEL,
     UID_LABEL,
 )
 from jaxlaunch.launcher.kubernetes.merge import merge_patch

@@ -19,16 +19,15 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError
-from jaxlaunch.launcher.job.schema import SWEEP_LABEL
 from jaxlaunch.launcher.jobs.logs import lines as pod_lines
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.labels import SWEEP_LABEL
 from jaxlaunch.launcher.kubernetes.objects import parse_time
 from jaxlaunch.launcher.report import headline, job_report, run_files, sweep_page
-from jaxlaunch.launcher.report.curves import MAX_POINTS
 from jaxlaunch.launcher.report.job_report import ExplanationTexts, JobReport, RankLogs
 from jaxlaunch.launcher.report.leader_log import LeaderLog
 from jaxlaunch.launcher.report.run import Report
@@ -38,6 +37,8 @@ from jaxlaunch.records.run_numbers import select_metrics
 
 # Jobs with a small curve in the table, and the points of each of their curves.
 MAX_CURVES, MAX_TABLE_POINTS = 32, 100
+# Points of each curve on the page of a job, and in a comparison.
+MAX_PAGE_POINTS = 1000
 # The same on the page of a sweep.
 MAX_SWEEP_CURVES, MAX_SWEEP_POINTS = 100, 500
 # A read of the table begins to read no further logs after this time. The next read continues.
@@ -376,7 +377,7 @@ class TableJob:
 
 
 def _make_log(
-    snapshot: Snapshot, max_points: int = MAX_POINTS, *, has_ranks: bool = True
+    snapshot: Snapshot, max_points: int = MAX_PAGE_POINTS, *, has_ranks: bool = True
 ) -> LeaderLog:
     return LeaderLog(
         _job_uid(snapshot),

@@ -6,12 +6,12 @@ evaluation or save, its length is unknown and counts as 0 s.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxlaunch.contract import PAUSE_STEPS
 from jaxlaunch.launcher.report.curves import Point
 from jaxlaunch.launcher.report.run_files import CurveTable
 
@@ -75,21 +75,9 @@ def _pause_intervals(job: Mapping[str, Any]) -> dict[str, int | None]:
         return intervals
     for key, name in _BLOCKS.items():
         block = train.get(name)
-        default = _default_every()[name]
-        every = block.get("every", default) if isinstance(block, Mapping) else default
+        every = block.get("every", PAUSE_STEPS) if isinstance(block, Mapping) else PAUSE_STEPS
         intervals[key] = every if type(every) is int and every > 0 else None
     return intervals
-
-
-@functools.cache
-def _default_every() -> Mapping[str, int | None]:
-    # Importing the schema takes a while, and most commands do not estimate the remaining time.
-    from jaxlaunch.trainer.spec.train import Checkpoint, Eval
-
-    return {
-        "eval": Eval.model_fields["every"].default,
-        "checkpoint": Checkpoint.model_fields["every"].default,
-    }
 
 
 def count_pauses(every: int | None, step: int, total: int) -> int:

@@ -150,18 +150,30 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             sent_digest, sent_at, deadline = b"", time.monotonic(), time.monotonic() + limit_s
             is_closing = self.server.is_closing
             while not is_closing.is_set() and time.monotonic() < deadline:
-                if (data := read()) is None:
+                if (digest := self._send_event(read, sent_digest)) is None:
                     break
-                text = page.to_json(data)
-                if (digest := hashlib.blake2b(text.encode()).digest()) != sent_digest:
+                if digest != sent_digest:
                     sent_digest, sent_at = digest, time.monotonic()
-                    self.wfile.write(f"event: run\ndata: {text}\n\n".encode())
                 elif time.monotonic() - sent_at > KEEPALIVE_S:
                     sent_at = time.monotonic()
                     self.wfile.write(b": nothing new\n\n")
                 is_closing.wait(period_s)
         finally:
             self.server.streams.release()
+
+    def _send_event(
+        self, read: Callable[[], dict[str, Any] | None], sent_digest: bytes
+    ) -> bytes | None:
+        """Send the value of `read` unless it was sent before. Return its digest, if it has one.
+
+        A page may have megabytes, so nothing of it is kept until the next one.
+        """
+        if (data := read()) is None:
+            return None
+        text = page.to_json(data).encode()
+        if (digest := hashlib.blake2b(text).digest()) != sent_digest:
+            self.wfile.write(b"event: run\ndata: " + text + b"\n\n")
+        return digest
 
     def _send_headers(self, content_type: str, headers: Headers) -> None:
         for name, value in {"Content-Type": content_type, **_HEADERS}.items():
@@ -426,20 +438,21 @@ class Handler(PageHandler):
         period_s: float,
     ) -> None:
         """Answer with a page, or if `end` is "events" with its stream."""
+        # A list, because a variable would keep the first event as long as the stream is open.
+        unsent = list[dict[str, Any] | None]()
         try:
-            data = read_data()
+            unsent.append(read_data())
         except ClusterError as error:
             self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, escape_controls(str(error)))
             return
-        if data is None or end not in ([], ["events"]):
+        if unsent[0] is None or end not in ([], ["events"]):
             self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
             return
         if not end:
             home = f"/{self.server.token}/"
             links = {"home": home, "events": f"{home}{path}/events"}
-            self.send_page(page.render_page(kind, data["name"], data | links))
+            self.send_page(page.render_page(kind, unsent[0]["name"], unsent[0] | links))
             return
-        unsent = [data]
 
         def read_next() -> dict[str, Any] | None:
             # If the cluster does not answer, the stream ends, and the browser connects again.

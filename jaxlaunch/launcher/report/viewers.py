@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import functools
 import html
-import itertools
 import re
 import socket
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -294,11 +293,17 @@ class Handler(PageHandler):
         What was read of a job's logs is kept until the stream ends.
         """
         jobs = list[JobPages]()
-        if isinstance(first := self._read_as_viewer(read, jobs), Refusal):
-            self.send_refusal(*first)
+        # A list, because a variable would keep the first event as long as the stream is open.
+        unsent = [self._read_as_viewer(read, jobs)]
+        if isinstance(unsent[0], Refusal):
+            self.send_refusal(*unsent[0])
             return
-        results = itertools.chain([first], self._read_again(read, jobs))
-        self.stream_events(lambda: next(results, None), LIST_PERIOD_S, MAX_STREAM_S)
+
+        def read_next() -> dict[str, Any] | None:
+            data = unsent.pop() if unsent else self._read_as_viewer(read, jobs)
+            return None if isinstance(data, Refusal) else data
+
+        self.stream_events(read_next, LIST_PERIOD_S, MAX_STREAM_S)
 
     def do_POST(self) -> None:
         """Sign in with the token of a form."""
@@ -343,12 +348,6 @@ class Handler(PageHandler):
     def _request_path(self) -> str:
         target = self.parse_target()
         return "" if target is None else target.path
-
-    def _read_again(
-        self, read: Callable[[JobPages], dict[str, Any] | Refusal], jobs: list[JobPages]
-    ) -> Iterator[dict[str, Any]]:
-        while not isinstance(data := self._read_as_viewer(read, jobs), Refusal):
-            yield data
 
     def _read_table(self, jobs: JobPages) -> dict[str, Any] | Refusal:
         return self.server.read_table(jobs)

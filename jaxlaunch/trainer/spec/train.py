@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PROFILE_STEPS
+from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PAUSE_STEPS, PROFILE_STEPS
 from jaxlaunch.trainer.spec import model as models
 from jaxlaunch.trainer.spec.block import (
     MAX_INT32,
@@ -235,7 +235,7 @@ class Eval(Block):
     """
 
     every: Positive | None = Field(
-        500, description="steps between evaluations; null: only at the end"
+        PAUSE_STEPS, description="steps between evaluations; null: only at the end"
     )
     batches: Positive | None = Field(
         None,
@@ -320,7 +320,9 @@ class Checkpoint(Block):
         description="a folder or gs://, s3:// URL",
         json_schema_extra=Unset("the run folder, or the volume of the cluster defaults"),
     )
-    every: Positive | None = Field(500, description="steps between saves; null: only at the end")
+    every: Positive | None = Field(
+        PAUSE_STEPS, description="steps between saves; null: only at the end"
+    )
     keep: Positive = Field(3, description="number of newest verified steps that are kept")
     best: Best | None = Field(
         None,

@@ -6,8 +6,12 @@ import contextlib
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import urllib.parse
+import weakref
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +21,7 @@ from jaxlaunch.launcher.errors import ApiError, UnreachableError
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.report import server as page_server
 from jaxlaunch.launcher.report import sweep_page, tokens, viewers
-from jaxlaunch.launcher.report.cluster_jobs import JobTable
+from jaxlaunch.launcher.report.cluster_jobs import JobPages, JobTable
 from jaxlaunch.launcher.report.run import Report
 from jaxlaunch.launcher.report.sweep_page import SweepRow
 from tests.launcher.invoke import launcher
@@ -288,6 +292,39 @@ def test_stream_keeps_what_it_has_read(
     assert client.getresponse().read().startswith(b"event: run")
     client.close()
     assert api.opened == 3
+
+
+class Event(dict[str, Any]):
+    """A dictionary to which a weak reference is possible."""
+
+
+def test_stream_keeps_nothing_of_what_it_has_sent(
+    server: viewers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many pages may be open, and each event may have a megabyte."""
+    events, alive = list[weakref.ref[Event]](), list[int]()
+
+    def read_table(jobs: JobPages) -> dict[str, Any] | viewers.Refusal:
+        alive.append(sum(event() is not None for event in events))
+        if len(alive) > 3:
+            return viewers.Refusal(HTTPStatus.FORBIDDEN, viewers.NO_RIGHTS)
+        event = Event(runs=len(alive))
+        events.append(weakref.ref(event))
+        return event
+
+    monkeypatch.setattr(server, "read_table", read_table)
+    monkeypatch.setattr(viewers, "LIST_PERIOD_S", 0.01)
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    client.request("GET", "/events", headers={"Authorization": f"Bearer {ALICE}"})
+    assert client.getresponse().read().count(b"event: run") == 3
+    client.close()
+    assert alive == [0, 0, 0, 0]
+
+
+def test_modules_of_the_dashboard_are_small() -> None:
+    """The schema of a job takes 15 MB, and the cluster's dashboard reads no job.yaml."""
+    script = "import sys, jaxlaunch.launcher.report.viewers; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
 def test_sign_in_cookie_is_secure(server: viewers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
