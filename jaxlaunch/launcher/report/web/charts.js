@@ -252,8 +252,8 @@ function valueRange(data, from, to, isLog) {
   return [low - margin, high + margin];
 }
 
-// Hides the values of a logarithmic axis that have no room: of few powers of ten it shows 1, 2 and 5
-// times each, and otherwise the powers.
+// Hides values of a logarithmic axis, so that the others have room. Of few powers of ten it shows 1,
+// 2 and 5 times each, and otherwise the powers.
 function hideLogSplits(u, splits) {
   const shown = splits[splits.length - 1] / splits[0] < 1000 ? "125" : "1";
   return splits.map((value) => (shown.includes(value.toExponential()[0]) ? value : null));
@@ -329,12 +329,15 @@ function lineChart(
 // CSS pixels of a line of text above the strip, and below the strip for the marks.
 const LABEL_LINE = 14;
 const STRIP_BOTTOM = 14;
+// Ends of attempts in the text that stands for the strip.
+const MAX_SPOKEN_ENDS = 20;
 
 const listEnds = (run) => run.attempts.filter(({ end }) => end.length);
 // CSS pixels above the strip, for three lines about the end of an attempt.
 const stripTop = (run) => 4 + (listEnds(run).length ? 3 : 0) * LABEL_LINE;
 
-// Draws the seconds of a run by cause as a strip, with the ends of its attempts above and its marks below.
+// Draws the seconds of a run by cause as a strip, with the ends of its attempts above and its marks
+// below.
 // `unit` is in seconds.
 function stripChart(frame, run, unit, { peers, readout }) {
   const showReadout = (u) => {
@@ -366,7 +369,7 @@ function stripChart(frame, run, unit, { peers, readout }) {
     "aria-label",
     [
       `Where ${formatSpan(run.wall_s)} went, by cause; the tables below have the same numbers`,
-      ...listEnds(run).map(({ to, end }) => `at ${formatSpan(to)} ${end.join(", ")}`),
+      ...listEnds(run).slice(0, MAX_SPOKEN_ENDS).map(({ to, end }) => `at ${formatSpan(to)} ${end.join(", ")}`),
     ].join("; "),
   );
   const chart = new Chart(
@@ -438,12 +441,13 @@ function drawEnds(context, run, x, strip, scale, { left, top, width: axisWidth }
   const isVisible = ({ to }) => left <= x(to) && x(to) <= left + axisWidth;
   const ends = listEnds(run).filter(isVisible);
   const gap = 4 * scale;
+  const outerEnd = left + axisWidth + RIGHT_PADDING * scale;
   // The position after the last label.
   let free = left;
   ends.forEach(({ to, end, cause }, index) => {
-    const sign = cause === "preempted" ? "■" : "✕";
+    const sign = ["preempted", "interrupted"].includes(cause) ? "■" : "✕";
     const at = x(to);
-    const limit = index + 1 < ends.length ? x(ends[index + 1].to) : left + axisWidth + RIGHT_PADDING * scale;
+    const limit = index + 1 < ends.length ? x(ends[index + 1].to) : outerEnd;
     context.strokeStyle = context.fillStyle = cssVariable("--ink");
     context.beginPath();
     context.moveTo(at, top + 3 * scale);
