@@ -38,7 +38,7 @@ from jaxlaunch.records.run_numbers import select_metrics
 # Jobs with a small curve in the table, and the points of each of their curves.
 MAX_CURVES, MAX_TABLE_POINTS = 32, 100
 # Points of each curve on the page of a job, and in a comparison.
-MAX_PAGE_POINTS = 1000
+MAX_JOB_POINTS = 1000
 # The same on the page of a sweep.
 MAX_SWEEP_CURVES, MAX_SWEEP_POINTS = 100, 500
 # A read of the table begins to read no further logs after this time. The next read continues.
@@ -377,7 +377,7 @@ class TableJob:
 
 
 def _make_log(
-    snapshot: Snapshot, max_points: int = MAX_PAGE_POINTS, *, has_ranks: bool = True
+    snapshot: Snapshot, max_points: int = MAX_JOB_POINTS, *, has_ranks: bool = True
 ) -> LeaderLog:
     return LeaderLog(
         _job_uid(snapshot),
