@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.job.defaults import Defaults
+from jaxlaunch.launcher.jobs.status.hosts import metrics_port
+from jaxlaunch.launcher.report.cluster_jobs import ClusterJobs
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.gangs import Gang, Workspace, make_workspace, program_command
+from tests.cluster.gangs import Gang, Workspace, make_workspace, program_command, wait_for
 from tests.cluster.waiting import wait_until
 
 
@@ -100,6 +104,56 @@ def test_jobset_ends_after_these_restarts(gangs: Mapping[str, Gang], name: str) 
         expected = words.get(ending.words[0], "SIGSEGV")
         assert all(expected in verdict.message for verdict in verdicts) and verdicts
         assert {report.attempt for report in reports if report is not None} == {2}
+
+
+def test_surfaces_show_the_same_restarts(workspace: Workspace, gangs: Mapping[str, Gang]) -> None:
+    """The program of the last job ends twice in the same pods, and then runs on."""
+    names = ("raise", "raise-pods", "free", "free-pods", "new-pods", "charged-pods", "used-up")
+    for name in names:
+        gangs[name].wait_for_end()
+    running = workspace.start(
+        "stays", KEPT, command=program_command("repeats.py", "stays"), **QUICK
+    )
+    wait_for("both ends are counted", lambda: read_restart_metric(running) == 2)
+    jobs = ClusterJobs(workspace.cluster, explain_job)
+
+    def read_surfaces() -> dict[str, dict[str, int]]:
+        listed = json.loads(workspace.launcher("list", "-o", "json").stdout)
+        table = {row["name"]: row["restarts"] for row in jobs.read_table(running.namespace).rows}
+        counts = {row["name"]: {"list": row["restarts"]["total"]} for row in listed}
+        for name in (*names, "stays"):
+            status = workspace.launcher("status", name, "-o", "json").stdout
+            explained = workspace.launcher("explain", name).stdout
+            match = re.search(r"restarts: (\d+)", explained)
+            page = jobs.read_job(running.namespace, name)
+            counts[name] |= {
+                "status": json.loads(status)["restarts"]["total"],
+                "explain": int(match[1]) if match else 0,
+                "dashboard": table[name],
+                "page": -1 if page is None else page.to_json()["restarts"],
+            }
+        return {name: counts[name] for name in (*names, "stays")}
+
+    # The heartbeat of the running job is up to 15 s older than its metrics.
+    counts = wait_until(
+        read_surfaces, lambda counts: set(counts["stays"].values()) == {2}, "all have counted"
+    )
+    assert all(len(set(surfaces.values())) == 1 for surfaces in counts.values()), counts
+    # In the same pods after the first end, and the restarts of the JobSet.
+    assert counts["raise"]["list"] == 1 and counts["free"]["list"] == 2
+    for name in ("free-pods", "new-pods", "charged-pods", "used-up"):
+        assert counts[name]["list"] == gangs[name].counters[0] == 2
+
+
+def read_restart_metric(gang: Gang) -> int:
+    """Return the sum of jaxlaunch_restarts_total over its causes, as host 0 exports it."""
+    (leader,) = gang.wait_until_running()
+    port = metrics_port(gang.jobset)
+    assert port is not None
+    request = b"GET /metrics HTTP/1.1\r\nHost: agent\r\n\r\n"
+    answer = gang.cluster.port_forward(gang.namespace, leader.pod, port, request).decode()
+    samples = re.findall(r"^jaxlaunch_restarts_total(?:\{.*\})? ([\d.]+)", answer, re.MULTILINE)
+    return sum(int(float(sample)) for sample in samples)
 
 
 def test_refused_start_in_pods_keeps_the_result(workspace: Workspace, storage: Path) -> None:

@@ -1,7 +1,8 @@
 """End again and again in one way: `repeats.py raise|exit|segfault|changes`, `requeue CODE COUNT`.
 
-`changes` raises at another line in each attempt. `requeue` ends with CODE on rank 0 alone, until
-COUNT attempts have ended. `refuse CODE` ends as a trainer that refuses to start.
+`changes` raises at another line in each attempt; `stays` does so twice, and then does not end.
+`requeue` ends with CODE on rank 0 alone, until COUNT attempts have ended. `refuse CODE` ends as a
+trainer that refuses to start.
 """
 
 import json
@@ -27,10 +28,12 @@ if kind != "exit":
         say(phase="step", step=step)
 if kind == "raise":
     raise ValueError(f"bad batch in attempt {attempt} of generation {generation}")
-if kind == "changes" and attempt == 1 and generation == 0:
+if kind in ("changes", "stays") and attempt == 1 and generation == 0:
     raise ValueError("first")
-if kind == "changes" and attempt == 2 and generation == 0:
+if kind in ("changes", "stays") and attempt == 2 and generation == 0:
     raise KeyError("second")
+if kind == "stays":
+    time.sleep(3600)
 if kind == "exit":
     sys.exit(3)
 if kind == "segfault":
