@@ -13,6 +13,9 @@ FIRST_EXAMPLES: Mapping[str, str] = {
 
 # Command -> its examples, each with its effect.
 EXAMPLES: Mapping[str, Mapping[str, str]] = {
+    "bundle": {
+        "launcher bundle digits": "digits.bundle.tar.gz, to attach to a report",
+    },
     "compare": {
         "launcher compare digits runs/other": "two runs: what differs, their loss",
         "launcher compare a b --at hour -o both.html": "as a page",
@@ -41,6 +44,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     },
     "explain": {
         "launcher explain digits": "one cause, its evidence, what to do",
+        "launcher explain digits.bundle.tar.gz": "what was known when the bundle was written",
         "launcher explain digits -o json": "for scripts",
     },
     "export": {

@@ -53,6 +53,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "list": "List the runs here, and the jobs that launcher submitted.",
         "status": "Show the state of job JOB_NAME, or of a run here.",
         "explain": "Explain why job JOB_NAME waits, what it does, or how it ended.",
+        "bundle": "Write what is known about job JOB_NAME, or a run here, to one archive.",
         "logs": "Print the logs of job JOB_NAME, or of a run here.",
         "profile": "Profile the next steps of RUN.",
         "report": "Write the page of RUN: one HTML file.",
@@ -72,6 +73,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 MODULES: Mapping[str, str] = {
+    "bundle": "status",
     "compare": "report",
     "dashboard": "report",
     "delete": "stop",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +158,37 @@ def _describe_checkpoint(status: JobStatus) -> str:
     return f"{text}, {format_age(status.committed_age_s)} ago"
 
 
+@click.command("bundle")
+@options.name_argument
+@options.cluster_options()
+@options.location_options
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The archive. [default: JOB_NAME.bundle.tar.gz]",
+)
+def bundle_command(
+    name: str,
+    namespace: str | None,
+    context: str | None,
+    location: str | None,
+    path: Path | None,
+) -> None:
+    """Write what is known about job JOB_NAME, or a run here, to one archive.
+
+    It has the job, its objects and events, the ends of its logs, summaries and versions, as text.
+    Values of environment variables are left out, and what looks like a credential is hidden; read
+    the files before you send them. `launcher explain FILE` shows the explanation.
+    """
+    from jaxlaunch.launcher.client.handle import find_handle
+
+    handle = find_handle(name, namespace, context, location, output.show_messages)
+    output.show_lines(str(handle.bundle(path)))
+
+
 @click.command("explain")
 @options.name_argument
 @options.cluster_options()
@@ -172,9 +204,15 @@ def explain_command(
     """Explain why job JOB_NAME waits, what it does, or how it ended.
 
     The first line names the situation; below it are the evidence and what to do. Give a run on this
-    machine by its name below runs/, or by its folder.
+    machine by its name below runs/, or by its folder; and a bundle by its file.
     """
-    answer = find_view(name, namespace, context, location, output.show_messages).explanation
+    if name.endswith(".tar.gz") and os.path.isfile(name):
+        # Imported here, because few explanations are those of bundles.
+        from jaxlaunch.launcher.client.bundle import read_explanation
+
+        answer = read_explanation(Path(name))
+    else:
+        answer = find_view(name, namespace, context, location, output.show_messages).explanation
     lines = list(describe_explanation(answer))
     output.show_result(answer.to_json(), output_format, lines)
     return EXIT_NO_SUCH_JOB if answer.situation == "unknown" else 0

@@ -89,7 +89,7 @@ class JobFunction(Generic[P, R]):
             raise UserError(message, 'call it below `if __name__ == "__main__":`.')
         with tempfile.TemporaryDirectory(prefix="jaxlaunch-call-") as temporary:
             folder = Path(temporary)
-            module, file = _locate_function(self.function, folder)
+            module, file = locate_function(self.function, folder)
             call = {
                 "module": module,
                 "file": file,
@@ -137,7 +137,7 @@ class JobFunction(Generic[P, R]):
         return error
 
 
-def _locate_function(function: Callable[..., Any], folder: Path) -> tuple[str, str | None]:
+def locate_function(function: Callable[..., Any], folder: Path) -> tuple[str, str | None]:
     """Return the module of a function and, if it cannot be imported by its name, its file.
 
     The source of a function in a notebook is written to `folder`.

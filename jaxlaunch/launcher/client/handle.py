@@ -7,13 +7,14 @@ import contextlib
 import html
 import logging
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.client import ending, job_view
-from jaxlaunch.launcher.client.job_view import ClusterView, JobView, RunView
+from jaxlaunch.launcher.client.job_view import ClusterView, JobView, RunView, Say
 from jaxlaunch.launcher.errors import ClusterError, JobFailedError, UserError, WaitTimeoutError
 from jaxlaunch.launcher.jobs import dependents, lifecycle
 from jaxlaunch.launcher.jobs.logs import follow, lines
@@ -21,6 +22,7 @@ from jaxlaunch.launcher.jobs.logs.lines import Line, LogWindow, Selection
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.launcher.local import logs as local_logs
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.records import codec
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("jaxlaunch")
 LOGGER.addHandler(logging.NullHandler())
 _MAX_JOURNAL_BYTES = 1 << 30
+# The last lines of each rank's log in a bundle.
+_MAX_BUNDLE_LINES = 20_000
 
 
 def attach(name: str, *, namespace: str | None = None, context: str | None = None) -> Handle:
@@ -65,13 +69,21 @@ def attach(name: str, *, namespace: str | None = None, context: str | None = Non
     print(handle.status().state, handle.explain().headline)
     ```
     """
-    run = job_view.find_local_run(name, namespace, context, None, LOGGER.info)
+    handle = find_handle(name, namespace, context, None, LOGGER.info)
+    if isinstance(handle, JobHandle):
+        handle.require_job()
+    return handle
+
+
+def find_handle(
+    name: str, namespace: str | None, context: str | None, location: str | None, say: Say
+) -> Handle:
+    """Return the handle of a run or of a job, which need not exist."""
+    run = job_view.find_local_run(name, namespace, context, location, say)
     if run is not None:
         return RunHandle(run.folder)
-    cluster = job_view.connect_cluster(name, context, None, LOGGER.info)
-    namespace = namespace or cluster.namespace
-    dependents.get_managed_jobset(cluster, name, namespace)
-    return JobHandle(cluster, namespace, name)
+    cluster = job_view.connect_cluster(name, context, location, say)
+    return JobHandle(cluster, namespace or cluster.namespace, name)
 
 
 class Handle(abc.ABC):
@@ -179,6 +191,33 @@ class Handle(abc.ABC):
         Of a job on a cluster, these are the rows that the log of host 0 still has.
         """
 
+    def bundle(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write an archive with everything that is known about it, without credentials.
+
+        It has the job, its objects, events, logs, summaries and versions; by default it is
+        NAME.bundle.tar.gz. `launcher explain` reads it. Returns its path.
+        """
+        from jaxlaunch.launcher.client import bundle
+
+        file = Path(f"{self.name}{bundle.SUFFIX}" if path is None else path)
+        view = self._read_view()
+        bundle.write_bundle(view, self._list_logs(), file)
+        return file
+
+    def _list_logs(self) -> Iterator[tuple[str, str]]:
+        """Yield the log of each rank, as the name of a file and a text."""
+        log: list[Line] = []
+        # A job that waits has no log.
+        with contextlib.suppress(UserError):
+            log = self._read_lines(Selection(), _MAX_BUNDLE_LINES)
+        texts = dict[str, list[str]]()
+        for line in log:
+            texts.setdefault(
+                f"agent-{line.host}" if line.rank is None else f"rank-{line.rank}", []
+            ).append(line.text)
+        for name, rank_lines in sorted(texts.items()):
+            yield f"logs/{name}.log", "\n".join([*rank_lines, ""])
+
     @abc.abstractmethod
     def stop(self, *, timeout_s: float | None = None) -> None:
         """Make it save and end, and wait until it has; by default for its grace and a minute.
@@ -263,12 +302,16 @@ class JobHandle(Handle):
         super().__init__(name, namespace)
         self._cluster = cluster
 
+    def require_job(self) -> Obj:
+        """Return the JobSet. Raises UserError if there is none, or another tool made it."""
+        return dependents.get_managed_jobset(self._cluster, self.name, self.namespace)
+
     def _read_view(self) -> ClusterView:
         snapshot = collect.read_snapshot(self._cluster, self.namespace, self.name)
         return ClusterView(snapshot, self._cluster)
 
     def _await_end(self, timeout_s: float | None, show: Callable[[Line], None] | None) -> JobStatus:
-        jobset = dependents.get_managed_jobset(self._cluster, self.name, self.namespace)
+        jobset = self.require_job()
         if show is None:
             return lifecycle.wait_for_end(self._cluster, jobset, timeout_s, LOGGER.info)
         wait = lifecycle.BackgroundWait(self._cluster, jobset, timeout_s)
@@ -330,7 +373,7 @@ class JobHandle(Handle):
 
     def delete(self) -> None:
         """Delete its JobSet, and wait until it is gone."""
-        jobset = dependents.get_managed_jobset(self._cluster, self.name, self.namespace)
+        jobset = self.require_job()
         dependents.delete_job(self._cluster, jobset)
         if not ending.wait_until_deleted(self._cluster, jobset):
             message = f"Job {self.name} is still being deleted."

@@ -184,6 +184,11 @@ class ClusterView(JobView):
         self._lookup, self.unread, self.cluster = snapshot, snapshot.unread, cluster
 
     @property
+    def has_job(self) -> bool:
+        """Whether the job exists."""
+        return isinstance(self._lookup, Snapshot)
+
+    @property
     def snapshot(self) -> Snapshot:
         """The objects of the job in the cluster. Raises UserError if there is no such job."""
         if isinstance(self._lookup, NoSuchJob):

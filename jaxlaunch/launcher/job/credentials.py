@@ -9,7 +9,7 @@ program reads its key from; other variable names prove nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -145,6 +145,43 @@ _FILE_PATTERNS: tuple[tuple[str, str], ...] = (
         r"[ ]+[\w.-]+:[ ]*(?P<secret>[^\s{<]\S{5,})",
     ),
 )
+
+
+# What stands for a credential in a text for others.
+HIDDEN = "…"
+# A whole private key, of which _FILE_PATTERNS has the beginning.
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:(?:\\[nr]|\s)+[A-Za-z-]+: [^\n]*)*"
+    r"(?:(?:\\[nr]|\s)+[A-Za-z0-9+/=]{16,})*"
+    r"(?:(?:\\[nr]|\s)+[A-Za-z0-9+/=]+(?=(?:\\[nr]|\s)+-----END))?"
+)
+# A value of a name such as HF_TOKEN or db.password, also in JSON inside of JSON. Numbers and nulls
+# are not hidden.
+_SECRET_SETTING = re.compile(
+    r"(?i:[\w.-]*(?:token|secret|passw(?:or)?d|api_?key|auth_?key|private_?key|secret_?key"
+    r"|access_?key|credentials?|pat)|\benv\.[\w.]+)\\*[\"']?\]?[ \t]*[:=][ \t]*\\*[\"']?"
+    r"(?!(?:null|true|false|None|[\d.]+)\b|[\[{])(?P<secret>[^\s\"'\\,}\]]+)"
+)
+_HIDDEN_PATTERNS = tuple(re.compile(pattern) for _, pattern in _FILE_PATTERNS)
+
+
+def redact_text(text: str, values: Iterable[str] = ()) -> str:
+    """Return a text without what may be a credential, and without the given secret values.
+
+    Other words may be hidden too: a reader of the text misses a word rather than sees a secret.
+    """
+    for value in values:
+        if len(value) >= _MIN_PASSWORD_CHARS:
+            text = text.replace(value, HIDDEN)
+    text = _PRIVATE_KEY.sub(HIDDEN, text)
+    for pattern in (*_HIDDEN_PATTERNS, _SECRET_SETTING):
+        text = pattern.sub(_hide_secret, text)
+    return _CREDENTIAL.sub(HIDDEN, text)
+
+
+def _hide_secret(match: re.Match[str]) -> str:
+    begin, end = match.start("secret") - match.start(), match.end("secret") - match.start()
+    return f"{match[0][:begin]}{HIDDEN}{match[0][end:]}"
 
 
 class CredentialSign(NamedTuple):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import pickle
 import subprocess
 import sys
+import types
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 import jaxlaunch
-from jaxlaunch.launcher.client import values
+from jaxlaunch.launcher.client import call, function, values
 from jaxlaunch.launcher.client.function import JobFunction
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES
 from tests.launcher import apiserver, objects
@@ -191,6 +194,25 @@ def test_pickles_of_strangers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"."):
         values.read_value(file)
     assert not (tmp_path / "run").exists()
+
+
+def test_function_of_a_notebook_travels_as_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = '@jaxlaunch.job(accelerator="cpu")\ndef add(a, b):\n    return a + b\n'
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (len(cell), None, cell.splitlines(True), "1"))
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    monkeypatch.setitem(sys.modules, call.SCRIPT_MODULE, sys)
+    monkeypatch.setattr(function, "is_in_rank", False)
+    notebook: dict[str, Any] = {"__name__": "__main__", "jaxlaunch": jaxlaunch}
+    exec(compile(cell, "<cell 1>", "exec"), notebook)
+    module, file = function.locate_function(notebook["add"].function, tmp_path)
+    request = {"module": module, "file": file, "function": "add", "path": [], "args": [1]}
+    values.write_value(tmp_path / function.CALL, {**request, "keywords": {"b": 2}})
+    call.run_call(tmp_path)
+    assert values.read_value(tmp_path / function.VALUE) == 3
+    with pytest.raises(jaxlaunch.UserError, match="was called while a process of a job imports it"):
+        notebook["add"](1, 2)
 
 
 def test_function_that_no_process_finds_is_refused() -> None:

@@ -1,0 +1,134 @@
+"""The archive of a job: what it has, what it hides, and what `explain` reads from it."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS
+from jaxlaunch.launcher.kubernetes.objects import Obj
+from jaxlaunch.runs import layout
+from tests.launcher import apiserver, objects
+from tests.launcher.apiserver import Server
+from tests.launcher.invoke import CommandResult, launcher
+from tests.launcher.report import made_runs
+
+Call = Callable[..., CommandResult]
+# The part of each secret that must not be in a bundle, and the text in which a program, a file or
+# an object has it.
+SECRETS = [
+    ("hunter2canary1", "DB_PASSWORD=hunter2canary1"),
+    ("canary2canary2", 'password: "canary2canary2"'),
+    ("canary3canary3", "https://user:canary3canary3@registry.example/v2"),
+    ("canary4canary4canary4", "Authorization: Bearer canary4canary4canary4"),
+    ("ghp_canary5canary5canary5", "cloned with ghp_canary5canary5canary5"),
+    ("hf_canary6canary6canary6", "login(token='hf_canary6canary6canary6')"),
+    ("sk-proj-canary7canary7canary7", "sk-proj-canary7canary7canary7 was used"),
+    ("AKIACANARY8CANARY8C0", "AKIACANARY8CANARY8C0 is denied"),
+    ("wJalrcanary9/K7MDENG+bPx", "aws_secret_access_key = wJalrcanary9/K7MDENG+bPx"),
+    ("xoxb-canary10-canary10", "slack xoxb-canary10-canary10"),
+    ("MIIEcanary11canary11", "-----BEGIN PRIVATE KEY-----\nMIIEcanary11canary11\n"),
+    ("canary12==", f"-----BEGIN RSA PRIVATE KEY-----\n{'MIIE' * 16}\ncanary12==\n-----END RSA"),
+    ("canary13canary13", "machine example.com login me password canary13canary13"),
+    ("Y2FuYXJ5MTRjYW5hcnkxNA", '{"auths": {"r.example": {"auth": "Y2FuYXJ5MTRjYW5hcnkxNA=="}}}'),
+    ("canary15canary15", '{\\"API_KEY\\": \\"canary15canary15\\"}'),
+    ("canary16canary16", "MY_SERVICE_TOKEN: canary16canary16"),
+    (
+        "0123456789abcdef0123456789abcdef01234567",
+        'wandb.login(key="0123456789abcdef0123456789abcdef01234567")',
+    ),
+    ("glpat-canary18canary18", "glpat-canary18canary18"),
+    (
+        "canary19Canary19canary19Canary19canary",
+        "https://s3/x?X-Amz-Signature=canary19Canary19canary19Canary19canary",
+    ),
+    ("eyJcanary20aa.eyJcanary20bb", "cookie eyJcanary20aa.eyJcanary20bb.sig"),
+    ("AIzacanary21canary21canary21canary21", "AIzacanary21canary21canary21canary21"),
+    ("canary22canary22", "launcher run job.yaml env.PLAIN=canary22canary22"),
+    ("canary23canary23", "os.environ['CLIENT_SECRET'] = 'canary23canary23'"),
+    ("canary24canary24==", "AccountKey=canary24canary24canary24canary24canary24canary24=="),
+]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Call:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: launcher(capsys, monkeypatch, *arguments)
+
+
+def read_bundle(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        return {
+            member.name: archive.extractfile(member).read().decode()  # type: ignore[union-attr]
+            for member in archive.getmembers()
+        }
+
+
+def test_bundle_of_run_explains_and_hides_secrets(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    # Two in job.yaml, and one that a program prints and that came from a Secret.
+    monkeypatch.setenv("PRIVATE", "canary25 of the environment")
+    secrets = "secrets: {PRIVATE: {name: s, key: k}}\n"
+    job = made_runs.JOB.replace("not-to-be-shown", "canary26x") + secrets
+    job = job.replace("TOKEN: canary26x", "{PLAIN: canary27x, TOKEN: canary26x}".strip("{}"))
+    folder = tmp_path / "runs" / "lm"
+    made_runs.run(folder, (137, 65), job=job)
+    log = layout.log_path(layout.start_folder(folder, 1), 0)
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(["step 7", *(text for _, text in SECRETS), "of the environment"]))
+    with log.open("a") as file:
+        file.write(" canary25 of the environment\nlast line\n")
+    (folder / "starts" / "1" / "job.yaml").write_text(job)
+    told = call("explain", "runs/lm")
+    assert call("bundle", "runs/lm").out == "lm.bundle.tar.gz\n"
+    assert call("explain", "lm.bundle.tar.gz") == told
+    files = read_bundle(tmp_path / "lm.bundle.tar.gz")
+    assert {"job.yaml", "summary.json", "attempts.jsonl", "versions.json", "status.json"} <= {
+        *files
+    }
+    for words in ("step 7", "is denied", "slack", "machine example.com", "cookie", "last line"):
+        assert words in files["logs/rank-0.log"]
+    assert json.loads(files["summary.json"])["verdict"]["code"] == 65
+    whole = "".join(files.values())
+    planted = [secret for secret, _ in SECRETS] + ["canary25 of", "canary26x", "canary27x"]
+    assert [secret for secret in planted if secret in whole] == []
+
+
+def test_bundle_of_job_explains_and_hides_secrets(
+    server: Server, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
+    server.put(NAMESPACES.path(None, "team"), {})
+    jobset = objects.jobset(1, env={"PLAIN": "canary28x"})
+    jobset["metadata"]["annotations"]["note"] = "GIT_TOKEN=canary29x"
+    server.put(JOBSETS.path("team", "lm"), jobset)
+    pod: Obj = objects.pending(0, "0/3 nodes are available: REGISTRY_PASSWORD=canary30x")
+    server.put(PODS.path("team", pod["metadata"]["name"]), pod)
+    told = call("explain", "lm")
+    assert call("bundle", "lm", "-o", "job.tar.gz").out == "job.tar.gz\n"
+    shown = call("explain", "job.tar.gz")
+    files = read_bundle(tmp_path / "job.tar.gz")
+    assert shown.out == told.out.replace("canary30x", "…")
+    assert {"jobset.yaml", "pods.yaml", "events.json", "records.log", "versions.json"} <= {*files}
+    whole = "".join(files.values())
+    assert "registry.example/train:1" in whole and "node" in whole
+    assert [name for name in ("canary28x", "canary29x", "canary30x") if name in whole] == []
+
+
+def test_bundle_of_nothing_says_so(
+    server: Server, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
+    assert call("bundle", "nothing").code == 0
+    assert call("explain", "nothing.bundle.tar.gz") == call("explain", "nothing")
+    (tmp_path / "other.tar.gz").write_bytes(b"no archive")
+    result = call("explain", "other.tar.gz")
+    assert result.code == 2 and "other.tar.gz is not a bundle" in result.err
