@@ -20,14 +20,14 @@ OF_CONTRIBUTORS = {"docs/architecture.md"}  # the code's own words, explained th
 
 
 def prose(page: str) -> str:
-    """Return the text of a page without code and the targets of links, line by line."""
+    """Return the text of a page without code, sources of pictures and targets of links."""
     page = re.sub(
         r"^```.*?^```",
         lambda block: "\n" * block[0].count("\n"),
         page,
         flags=re.MULTILINE | re.DOTALL,
     )
-    return re.sub(r"`[^`\n]*`|\]\([^)]*\)", "·", page)
+    return re.sub(r"`[^`\n]*`|\]\([^)]*\)|<source [^>\n]*>", "·", page)
 
 
 def texts() -> Iterator[tuple[str, str]]:
