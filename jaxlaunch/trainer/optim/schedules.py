@@ -119,8 +119,8 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     except Exception as error:
         # User code may raise anything.
         raise SpecError(
-            f"{path}: the schedule failed when JAX traced it: {first_line(error)}; use jax.numpy, "
-            "and no Python `if` on the step"
+            f"{path}: the schedule failed for a traced step: {first_line(error)}; correct it, with "
+            "jnp.where in place of an `if` on the step"
         ) from error
     is_array = isinstance(shape, jax.ShapeDtypeStruct)
     if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):

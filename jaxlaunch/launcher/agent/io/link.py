@@ -260,8 +260,8 @@ def choose_free_port() -> int:
                 continue
             return port
     raise OSError(
-        f"no port between {PORT_RANGE.start} and {PORT_RANGE.stop} is free; end programs that "
-        "listen on them"
+        f"none of {MAX_PORT_TRIES} ports between {PORT_RANGE.start} and {PORT_RANGE.stop - 1} is "
+        "free; end programs that listen on them"
     )
 
 
