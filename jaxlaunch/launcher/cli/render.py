@@ -59,10 +59,12 @@ def render_command(
 def _render_slurm(
     job_file: Path, overrides: tuple[str, ...], run_dir: Path | None, volumes: Mapping[str, Path]
 ) -> None:
+    # Imported here, because the manifests of Kubernetes need none of it.
     from jaxlaunch.launcher.local import run_folders, slurm
-    from jaxlaunch.launcher.local.run import LocalRun
+    from jaxlaunch.launcher.local.run import LocalRun, check_run_folder
 
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
+    check_run_folder(job, job_file, folder, output.show_messages)
     local = LocalRun(folder, job_file.absolute().parent, volumes)
     output.show_lines(*slurm.render_script(job, local).split("\n"))

@@ -22,6 +22,7 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.local import paths as local_paths
+from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.local.run import LocalRun, job_variables, make_agent_job
 from jaxlaunch.launcher.manifests.jobset import exit_codes
 from jaxlaunch.runs import layout
@@ -92,6 +93,9 @@ _MAX_SIGNAL_S = 65535
 def render_script(job: JobSpec, local: LocalRun) -> str:
     """Return the batch script of a job. Raises UserError for a job that Slurm cannot run."""
     _check_job(job)
+    if job.train is not None:
+        trainer_process.require_trainer("train:")
+    local_paths.check_utf8_names(local.folder, local.base, local.volumes)
     paths = local_paths.map_paths(job, local.base, local.folder, local.volumes)
     local_paths.check_program(job, paths)
     # Only a new batch job replaces a lost host.

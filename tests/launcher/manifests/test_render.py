@@ -126,3 +126,22 @@ def test_namespace_option_sets_namespace(run_launcher: Launcher, here: Path) -> 
         "team-b",
         "team-b",
     ]
+
+
+def test_render_for_slurm_prints_script(run_launcher: Launcher, here: Path) -> None:
+    result = run_launcher("render", "--slurm", "job.yaml", "hosts=3", "--run-dir", "run")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("#!/bin/bash\n") and "\n#SBATCH --nodes=3\n" in result.out
+    assert f" run={here}/run\n" in result.out
+    assert list(here.glob("run*")) == []
+
+
+def test_render_for_slurm_keeps_job_file(run_launcher: Launcher, here: Path) -> None:
+    result = run_launcher("render", "--slurm", "job.yaml", "--run-dir", ".")
+    assert (result.code, result.out) == (2, "")
+    assert "the run would overwrite job.yaml" in result.err
+
+
+def test_render_refuses_run_folder_of_pods(run_launcher: Launcher, here: Path) -> None:
+    result = run_launcher("render", "job.yaml", "--run-dir", "run")
+    assert result.code == 2 and "need --slurm" in result.err
