@@ -66,6 +66,11 @@ _RESUME = Advice(
     "`launcher submit {file}`, or `launcher run {file}` on this machine, continues a stopped job "
     "from its newest checkpoint."
 )
+_BATCH = Advice(
+    "`launcher submit {file}` runs it on Kubernetes, `launcher render --slurm {file} | sbatch` "
+    "under Slurm; `launcher sweep {file} train.seed=0..9` makes an array.",
+    with_program=PROGRAM,
+)
 _CHANGE = Advice(
     "edit the job file, `launcher stop {name}`, then `launcher submit {file} --replace`; it "
     "continues from its checkpoint."
@@ -159,7 +164,10 @@ _PORT = Advice(
     "`kubectl port-forward POD PORT` forwards one."
 )
 _NOTEBOOK = Advice("in a notebook, jaxlaunch.load('{name}') reads a run: `launcher help api`.")
-_UPGRADE = Advice("`pip install --upgrade jaxlaunch`, in the environment of launcher.")
+_UPGRADE = Advice(
+    "`git pull && make venv` in a clone, or pip with the wheel of a newer release: `launcher help "
+    "upgrades`."
+)
 _STOP_LATER = Advice(
     "write deadline: 12h in the job, which then saves and ends; ttl: deletes finished jobs."
 )
@@ -217,10 +225,11 @@ _WORD_ROWS: tuple[tuple[Alias | Advice, str], ...] = (
     ),
     (
         _SUBMIT,
-        "apply, create, sbatch, deploy, launch, workload create, workload run, job submit, "
-        "jobs launch, job run, ray submit, ray job, enqueue, replace, up, install, qsub, bsub, "
-        "salloc, job create, batch, spawn, schedule-job, dispatch, provision",
+        "apply, create, deploy, launch, workload create, workload run, job submit, "
+        "jobs launch, job run, ray submit, ray job, enqueue, replace, up, install, "
+        "job create, batch, spawn, schedule-job, dispatch, provision",
     ),
+    (_BATCH, "sbatch, qsub, bsub, salloc, slurm"),
     (
         RUN,
         "train, start, fit, local, srun, finetune, fine-tune, execute, trainer, pretrain, simulate",
@@ -275,7 +284,7 @@ _WORD_ROWS: tuple[tuple[Alias | Advice, str], ...] = (
     (_NO_CONTAINER, "docker run, podman run, docker compose, compose, docker start"),
     (_GIT, "git, clone, checkout, commit, branch"),
     (_SPOT, "spot, spot launch, preemptible"),
-    (_OTHER_TOOL, "kubectl, sky, xpk, podman, kueuectl, slurm, docker-compose"),
+    (_OTHER_TOOL, "kubectl, sky, xpk, podman, kueuectl, docker-compose"),
     (_SHELL, "pods, pod, get pods, get pod"),
     (_WAIT, "wait, await, join, block"),
     (_SWEEP, "hpo, search, optuna, grid, agent, sweeps, hyperopt, ray, array, sarray"),
@@ -295,7 +304,7 @@ WORDS: Mapping[str, Alias | Advice] = {
 }
 
 # Other tools whose name users leave before a word, as in `kubectl get jobs`.
-TOOLS = ("kubectl", "docker", "podman", "sky", "xpk", "kueuectl", "slurm", "wandb", "ray")
+TOOLS = ("kubectl", "docker", "podman", "sky", "xpk", "kueuectl", "wandb", "ray")
 
 _NO_DASH_F = Advice("the file has no option: `launcher {command} {file}`.")
 _NAME_OF_FILE = Advice(

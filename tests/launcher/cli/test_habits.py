@@ -137,7 +137,8 @@ HABITS = {
     "sacct": LISTED,
     "scontrol show job digits": STATUS,
     "sinfo": "`launcher doctor JOB_FILE` checks",
-    "sbatch digits.yaml": SUBMIT,
+    "sbatch digits.yaml": "`launcher render --slurm digits.yaml | sbatch` under",
+    "sbatch --array=0-9 digits.yaml": "`launcher sweep digits.yaml train.seed=0..9`",
     "srun digits.yaml": RUN,
     "scancel digits": STOP,
     "cancel digits": STOP,
@@ -241,7 +242,7 @@ HABITS = {
     "help 'out of memory'": "troubleshooting#out-of-memory",
     "docs OOM": "troubleshooting#out-of-memory",
     "help wandb": "wandb",
-    "upgrade": "`pip install --upgrade jaxlaunch`",
+    "upgrade": "`git pull && make venv` in a clone",
 }
 
 
