@@ -283,8 +283,15 @@ _WORD_ROWS: tuple[tuple[Alias | Advice, str], ...] = (
     (_CHART, "helm, helm install, helm upgrade, chart"),
     (_NO_CONTAINER, "docker run, podman run, docker compose, compose, docker start"),
     (_GIT, "git, clone, checkout, commit, branch"),
+    (
+        Advice(
+            "`launcher status {name}` names the newest checkpoint, `launcher export {name} --to "
+            "DIR` converts one."
+        ),
+        "checkpoint, checkpoints, checkpoint list, ckpt",
+    ),
     (_SPOT, "spot, spot launch, preemptible"),
-    (_OTHER_TOOL, "kubectl, sky, xpk, podman, kueuectl, docker-compose"),
+    (_OTHER_TOOL, "kubectl, sky, xpk, podman, kueuectl, docker-compose, pip, conda, make"),
     (_SHELL, "pods, pod, get pods, get pod"),
     (_WAIT, "wait, await, join, block"),
     (_SWEEP, "hpo, search, optuna, grid, agent, sweeps, hyperopt, ray, array, sarray"),
@@ -365,6 +372,10 @@ _OPTION_ROWS: tuple[tuple[Advice, str, str], ...] = (
         "--state --states --status --limit --head --filter --filter-by-status -j --name --since",
     ),
     (Advice("it asks the cluster at each call; -w repeats it."), "status", "--refresh -r"),
+    (Advice("`launcher list` shows every run and job."), "status", "--all -a -A"),
+    (Advice("-r all shows every process, -r N one."), "logs", "--all -a --stderr --stdout"),
+    (Advice("it waits, unless --no-wait is given."), "stop delete", "--wait"),
+    (Advice("--port N chooses the port."), "dashboard", "-p"),
     (_NO_CONTAINER, "run", "-i -t --rm --interactive --tty --entrypoint --privileged"),
     (Advice("write `command: [python, -m, MODULE]` in the job."), "run submit", "-m --module"),
     (
