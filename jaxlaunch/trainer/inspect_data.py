@@ -33,7 +33,11 @@ from jaxlaunch.trainer.sources.images.source import CHECK_SIZE, index_images
 from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables import files as table_files
-from jaxlaunch.trainer.sources.tables.features import MAX_TEXT_VALUES, column_numbers
+from jaxlaunch.trainer.sources.tables.features import (
+    MAX_TEXT_VALUES,
+    column_numbers,
+    find_index_columns,
+)
 from jaxlaunch.trainer.sources.tables.files import Columns
 from jaxlaunch.trainer.spec import MLP, Images, TrainSpec
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
@@ -255,7 +259,13 @@ def inspect_table(
             f"{suggest_name(label, table.values)}; it has {', '.join(table.values)}"
         )
     block: dict[str, Any] = {"source": "table", "path": path, "label": label}
-    features = [name for name in columns if name and name != label]
+    for name in find_index_columns(table):
+        columns[name] = {"kind": "index", "missing": 0, "refused": "the row numbers of pandas"}
+    features = [
+        name
+        for name, column in columns.items()
+        if name and name != label and column["kind"] != "index"
+    ]
     usable = [name for name in features if "refused" not in columns[name]]
     if len(usable) < len(features):
         block["columns"] = usable
@@ -312,7 +322,9 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
     finite_numbers, values = numbers[np.isfinite(numbers)], table.values[name]
     missing = int(len(numbers) - np.isfinite(numbers).all(1).sum())
     description = {
-        "kind": "numbers" if values.dtype.kind == "O" else str(values.dtype),
+        "kind": table.readings.get(
+            name, "numbers" if values.dtype.kind == "O" else str(values.dtype)
+        ),
         "missing": missing,
     }
     description |= {"shape": list(values.shape[1:])} if values.ndim > 1 else {}

@@ -202,3 +202,45 @@ def test_command_prints_the_parts_of_a_mixture(photo_folder: Path) -> None:
     completed = subprocess.run([*command, "--label", "x"], capture_output=True, text=True)
     assert completed.returncode == 2
     assert "--label and --pictures apply to images and tables" in completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "layout", "keys"),
+    [
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            "sharegpt (conversations)",
+            {"task": "lm", "format": "chat"},
+        ),
+        (
+            {"prompt": "a", "completion": "b", "id": 1},
+            "completion (prompt, completion)",
+            {"task": "lm", "format": "completion"},
+        ),
+        (
+            {"prompt": "a", "completion": "b", "label": True},
+            "kto (prompt, completion, label)",
+            {"task": "dpo", "format": "kto"},
+        ),
+        ({"text": "a"}, "text", {"task": "lm", "format": "text"}),
+    ],
+)
+def test_rows_of_text_are_recognized(
+    tmp_path: Path, row: dict[str, Any], layout: str, keys: dict[str, str]
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([row, row, {"other": 1}]))
+    result = inspect_path(str(path), None, None)
+    assert result["layouts"] == {layout: 2} and result["splits"] == {"train": 3}
+    assert result["broken"]["count"] == 1
+    assert "a.json, row 3: it has the columns other" in result["broken"]["first"][0]
+    assert result["unread"] == ({"id": 2} if "id" in row else {})
+    block = {"task": result["task"], "data": result["data"], "loss": result.get("loss", {})}
+    train = TrainSpec.model_validate(block)
+    assert {"task": train.task, "format": result["data"]["format"]} == keys
+
+
+def test_unknown_rows_of_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"q": "a", "a": "b"}]')
+    with pytest.raises(DataError, match="has the columns q, a, and the known layouts are prefer"):
+        inspect_path(str(tmp_path / "a.json"), None, None)

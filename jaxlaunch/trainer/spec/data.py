@@ -539,6 +539,9 @@ class Images(ImageData):
         return self
 
 
+_ColumnKind = Literal["category", "date"] | Annotated[list[str | int | float], Field(min_length=2)]
+
+
 class Table(Source):
     """Rows of a table: columns of numbers and texts as `features`, and a label.
 
@@ -590,9 +593,10 @@ class Table(Source):
         description="column of the label, or several",
         json_schema_extra=Unset("one named label, class, target or y"),
     )
-    columns: _Names | None = Field(
+    columns: _Names | dict[str, _ColumnKind] | None = Field(
         None,
-        description="columns that are read as features",
+        description="columns that are read as features, or the kind of some by name: category, "
+        "date, or the list of the values of an ordinal in their order",
         json_schema_extra=Unset("all but the label"),
     )
     missing: Literal["stop", "mean"] = Field(
@@ -605,6 +609,11 @@ class Table(Source):
         description="the labels in the order in which they are numbered",
         json_schema_extra=Unset("sorted"),
     )
+
+    @property
+    def declared_columns(self) -> dict[str, Any]:
+        """The kinds of columns that the job declares."""
+        return dict(self.columns) if isinstance(self.columns, dict) else {}
 
     @model_validator(mode="after")
     def _check_held_out(self) -> Table:

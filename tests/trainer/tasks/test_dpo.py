@@ -398,6 +398,18 @@ def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.extended
+def test_example_of_rated_texts_prefers_desirable_ones(tmp_path: Path) -> None:
+    inputs = yaml.safe_load((EXAMPLES / "kto.yaml").read_text())["train"]
+    inputs["data"]["path"] = str(EXAMPLES / inputs["data"]["path"])
+    inputs["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
+    train = TrainSpec.model_validate(inputs | {"log_every": 5, "mesh": {"dp": 8}})
+    build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
+    held_out = lines(tmp_path, "eval")[30]
+    assert held_out["rewards/chosen"] > held_out["rewards/rejected"] and held_out["kl"] >= 0
+    assert held_out["loss"] < 0.5
+
+
+@pytest.mark.extended
 def test_example_prefers_chosen_text_and_resumes(tmp_path: Path) -> None:
     inputs = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
     inputs["data"]["path"] = str(EXAMPLES / inputs["data"]["path"])

@@ -8,6 +8,8 @@ N rows, F features, K numbers of a column.
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -17,11 +19,14 @@ import numpy.typing as npt
 from jaxlaunch.spelling import suggest_name
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.index import list_names
+from jaxlaunch.trainer.sources.tables import files
 from jaxlaunch.trainer.sources.tables.files import Column, Columns, parse_number
 
 # Maximum number of different values in a column of texts.
 MAX_TEXT_VALUES = 100
 Missing = Literal["stop", "mean"]
+# The kind that a job declares for a column; a list has the values of an ordinal in their order.
+ColumnKind = Literal["category", "date"] | list[Any]
 # A deviation below this multiple of the largest number is a rounding error of equal numbers.
 ROUNDING = 2 * np.finfo(np.float64).eps
 
@@ -37,9 +42,12 @@ class Features:
     """The encoding of feature columns: statistics of numbers, or the ordered values of texts."""
 
     def __init__(
-        self, columns: Mapping[str, NumberStatistics | tuple[str, ...]], missing: Missing
+        self,
+        columns: Mapping[str, NumberStatistics | tuple[str, ...]],
+        missing: Missing,
+        declared: Mapping[str, ColumnKind],
     ) -> None:
-        self._columns, self._missing = columns, missing
+        self._columns, self._missing, self._declared = columns, missing, declared
 
     @classmethod
     def from_json(cls, encoded: Mapping[str, Any]) -> Features:
@@ -51,7 +59,7 @@ class Features:
             else:
                 numbers = NumberStatistics(np.array(column["mean"]), np.array(column["deviation"]))
                 columns[column["name"]] = numbers
-        return cls(columns, encoded["missing"])
+        return cls(columns, encoded["missing"], encoded.get("declared", {}))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, which preserves every bit of the numbers."""
@@ -61,7 +69,8 @@ class Features:
             else {"name": name, "values": list(column)}
             for name, column in self._columns.items()
         ]
-        return {"columns": columns, "missing": self._missing}
+        declared = {"declared": dict(self._declared)} if self._declared else {}
+        return {"columns": columns, "missing": self._missing, **declared}
 
     @property
     def text_columns(self) -> frozenset[str]:
@@ -77,6 +86,7 @@ class Features:
         Raises DataError for a column that is missing or of another kind.
         """
         check_columns(table, [*self._columns])
+        table = convert_declared(table, self._declared)
         faults: dict[int, str] = {}
         parts = [self._read_column(table, name, faults) for name in self._columns]
         return np.concatenate(parts, axis=1), faults
@@ -129,13 +139,52 @@ class Features:
                 faults.setdefault(row, f"its {name!r} has no value")
 
 
+def convert_declared(table: Columns, declared: Mapping[str, ColumnKind]) -> Columns:
+    """Convert the columns whose kind the job declares. Raises DataError naming the row."""
+    values = dict(table.values)
+    for name in declared.keys() & values.keys():
+        kind = declared[name]
+        is_missing_N = [is_missing_value(value) for value in values[name].tolist()]
+        texts = [
+            None if is_missing else category_text(value)
+            for value, is_missing in zip(values[name].tolist(), is_missing_N, strict=True)
+        ]
+        if kind == "category":
+            values[name] = np.array([*texts, None], object)[:-1]
+        elif kind == "date" and values[name].dtype.kind != "O":
+            # Dates in Parquet and in the usual notation are already numbers.
+            continue
+        else:
+            order = [*map(category_text, kind)] if isinstance(kind, list) else []
+            ranks = {text: float(rank) for rank, text in enumerate(order)}
+            parse = files.parse_date if kind == "date" else ranks.get
+            numbers = [np.nan if text is None else parse(text) for text in texts]
+            if None in numbers:
+                row = numbers.index(None)
+                expected = f"not one of {', '.join(order)}" if order else "not a date, 2026-12-31"
+                fault = f"its {name!r} is {texts[row]!r}, {expected}"
+                raise DataError(f"{table.locate_row(row)}: {fault}; see data.columns")
+            values[name] = np.array(numbers, np.float64)
+    return dataclasses.replace(table, values=values)
+
+
+def category_text(value: Any) -> str:
+    """Return the text of a category, without decimals for a whole number."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def fit_features(
-    table: Columns, names: Sequence[str], is_train_N: npt.NDArray[np.bool_], missing: Missing
+    table: Columns,
+    names: Sequence[str],
+    is_train_N: npt.NDArray[np.bool_],
+    missing: Missing,
+    declared: Mapping[str, ColumnKind],
 ) -> Features:
     """Fit the encoding on the rows of `is_train_N`. Raises DataError naming the column or row."""
+    table = convert_declared(table, declared)
     columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
     for name in names:
-        numbers = column_numbers(table, name)
+        numbers = None if declared.get(name) == "category" else column_numbers(table, name)
         if numbers is None:
             values = table.values[name][is_train_N]
             texts = {str(value) for value in values if not is_missing_value(value)}
@@ -154,7 +203,7 @@ def fit_features(
                 "column out of data.columns"
             )
         columns[name] = NumberStatistics(mean_K, deviation_K)
-    return Features(columns, missing)
+    return Features(columns, missing, declared)
 
 
 def fit_statistics(
@@ -190,6 +239,19 @@ def fit_statistics(
         np.where(is_equal_K, least_K, mean_K),
         np.where(is_equal_K | is_rounding_K, 1.0, deviation_K),
     )
+
+
+def find_index_columns(table: Columns) -> list[str]:
+    """Return the columns that pandas writes for the numbers of the rows."""
+    return [
+        name
+        for name, values in table.values.items()
+        if re.fullmatch(r"Unnamed: 0(\.\d+)?|index|level_0", name)
+        and values.dtype.kind in "if"
+        and values.ndim == 1
+        and len(table.paths) == 1
+        and np.array_equal(values, np.arange(len(values)))
+    ]
 
 
 def is_missing_value(value: Any) -> bool:

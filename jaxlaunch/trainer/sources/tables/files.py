@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ FOREIGN_MAGIC = {
 MAX_ERROR_CHARACTERS = 200
 # Numbers with separated thousands: 1 234.5, 1'234.5, 1.234,5.
 THOUSANDS_PATTERN = r"^\s*[+-]?\d{1,3}(([ \x{a0}\x{202f}'’]\d{3})+([.,]\d+)?|(\.\d{3})+,\d+)\s*$"
+PERCENTAGE_PATTERN = r"\s*([+-]?\d+(?:[.,]\d+)?)\s*%\s*"
 NUMBER_PATTERN = r"\s*[+-]?\d+([.,]\d+)?\s*"
 # A decimal comma, as in 0,5.
 DECIMAL_COMMA_PATTERN = r"^\s*([+-]?\d+),(\d+)\s*$"
@@ -60,6 +62,8 @@ class Columns:
     classes: Mapping[str, tuple[str, ...]]
     # Columns that are neither numbers nor texts, with the reason.
     unusable: Mapping[str, str]
+    # What columns of texts were read as, for messages.
+    readings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.ends_F[-1])
@@ -158,7 +162,8 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
         problem = "and the other files have columns of different shapes"
         raise DataError(f"{first.name} {problem}: {error}") from None
     ends_F = np.cumsum(np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]))
-    return Columns(tuple(paths), ends_F, values, first.classes, unusable)
+    readings = {name: reading for part in parts for name, reading in part.readings.items()}
+    return Columns(tuple(paths), ends_F, values, first.classes, unusable, readings)
 
 
 def _read_table(path: str, text_columns: Collection[str]) -> Columns:
@@ -184,7 +189,47 @@ def _read_table(path: str, text_columns: Collection[str]) -> Columns:
     if not count:
         missing = "rows" if values or unusable else "columns"
         raise DataError(f"{printable_path(path)} has no {missing}")
-    return Columns((path,), np.array([count]), values, classes, unusable)
+    readings = {}
+    for name in values.keys() - {*text_columns}:
+        for reading, parse in (("percentages", parse_percentage), ("dates", parse_date)):
+            numbers = _parse_texts(values[name], parse)
+            if numbers is not None:
+                values[name], readings[name] = numbers, reading
+                break
+    return Columns((path,), np.array([count]), values, classes, unusable, readings)
+
+
+def parse_percentage(text: str) -> float | None:
+    """Return the number before a percent sign, or None if the text is not a percentage."""
+    match = re.fullmatch(PERCENTAGE_PATTERN, text)
+    return None if match is None else float(match[1].replace(",", "."))
+
+
+def parse_date(text: str) -> float | None:
+    """Return the seconds since 1970 of a date or time by ISO 8601, or None if it is not one."""
+    # Python reads numbers without separators as dates, too.
+    if not re.match(r"\s*\d{4}-\d{2}", text):
+        return None
+    try:
+        date = datetime.datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def _parse_texts(values: Column, parse: Callable[[str], float | None]) -> Column | None:
+    """Return the numbers of a column of texts, or None if one of them is not of this kind."""
+    if values.dtype.kind != "O":
+        return None
+    numbers = []
+    for value in values:
+        is_missing = value is None or (isinstance(value, str) and not value.strip())
+        number = np.nan if is_missing else parse(value) if isinstance(value, str) else None
+        if number is None:
+            return None
+        numbers.append(number)
+    result = np.array(numbers, np.float64)
+    return None if np.isnan(result).all() else result
 
 
 def _read_numpy(path: str) -> dict[str, Column]:

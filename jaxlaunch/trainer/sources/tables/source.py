@@ -30,6 +30,7 @@ from jaxlaunch.trainer.sources.tables.features import (
     Features,
     check_columns,
     column_numbers,
+    find_index_columns,
     fit_features,
     fit_statistics,
     is_missing_value,
@@ -168,7 +169,10 @@ def _open_splits(block: str, target: Target, marks: Marks) -> dict[Split, Rows |
 def read_training_table(data: Table) -> tuple[Columns, bool]:
     """Read the training table, and return whether file names contain splits. Raises DataError."""
     paths, has_splits = files.find_tables(data.path, "train", "path")
-    return files.read_tables(paths), has_splits
+    declared = data.declared_columns
+    # Digits of a category or of an ordinal are read as texts, because 01 is not 1.
+    texts = [name for name, kind in declared.items() if kind != "date"]
+    return files.read_tables(paths, texts), has_splits
 
 
 def held_out_paths(data: Table, has_splits: bool) -> list[str]:
@@ -190,16 +194,26 @@ class TableEncoder:
             problem = "has no column with a usual name of a label; set data.label"
             raise DataError(f"{table.name} {problem}; it has {list_names([*table.values])}")
         # A group, such as a patient, is not a feature.
-        others = [name for name in columns if name and name not in (*self.label, data.group)]
-        self.names = data.columns or others
-        check_columns(table, [*self.label, *self.names, *([data.group] if data.group else [])])
+        index_columns = find_index_columns(table)
+        excluded = (*self.label, data.group, *index_columns)
+        others = [name for name in columns if name and name not in excluded]
+        self.names = data.columns if isinstance(data.columns, list) else others
+        groups = [data.group] if data.group else []
+        check_columns(table, [*self.label, *self.names, *groups, *data.declared_columns])
         if not self.names:
             raise DataError(f"{table.name} has no column except the label")
         self._features: Features | None = None
         self._classes: Sequence[Label] | None = data.classes
         self._scale: Scale | None = None
-        # Warnings about the split.
+        # What was recognized, and warnings about the split.
         self.notes: list[str] = []
+        if data.columns is None:
+            self.notes += [f"{name!r} is an index, not a feature" for name in index_columns]
+        self.notes += [
+            f"{name!r} is read as {reading}"
+            for name, reading in table.readings.items()
+            if name in (*self.names, *self.label) and name not in data.declared_columns
+        ]
 
     @property
     def text_columns(self) -> frozenset[str]:
@@ -251,7 +265,9 @@ class TableEncoder:
 
     def fit(self, table: Columns, is_train_N: npt.NDArray[np.bool_]) -> None:
         """Fit the encoding on rows of `is_train_N`, and the classes on all. Raises DataError."""
-        self._features = fit_features(table, self.names, is_train_N, self._data.missing)
+        self._features = fit_features(
+            table, self.names, is_train_N, self._data.missing, self._data.declared_columns
+        )
         label_N, self._classes = self._read_labels(table)
         if self._target == "regression":
             numbers = [_number_label(table, name, self._target) for name in self.label]
