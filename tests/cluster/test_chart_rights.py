@@ -54,6 +54,7 @@ SUBMITTER = {
     "pods": "get list watch",
     "pods/log": "get",
     "pods/portforward": "get create",
+    "pods/exec": "get create",
     "jobs": "get list",
     "events": "get list",
     "resourcequotas": "get list",

@@ -13,6 +13,7 @@ import pytest
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.jobs.status.hosts import metrics_port
+from jaxlaunch.launcher.kubernetes import streams
 from jaxlaunch.launcher.report.cluster_jobs import ClusterJobs
 from tests.cluster import preparations
 from tests.cluster.access import Access
@@ -151,7 +152,9 @@ def read_restart_metric(gang: Gang) -> int:
     port = metrics_port(gang.jobset)
     assert port is not None
     request = b"GET /metrics HTTP/1.1\r\nHost: agent\r\n\r\n"
-    answer = gang.cluster.port_forward(gang.namespace, leader.pod, port, request).decode()
+    answer = streams.exchange_bytes(
+        gang.cluster, gang.namespace, leader.pod, port, request
+    ).decode()
     samples = re.findall(r"^jaxlaunch_restarts_total(?:\{.*\})? ([\d.]+)", answer, re.MULTILINE)
     return sum(int(float(sample)) for sample in samples)
 

@@ -20,6 +20,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher compare digits runs/other": "two runs: what differs, their loss",
         "launcher compare a b --at hour -o both.html": "as a page",
     },
+    "copy": {
+        "launcher copy digits:/tmp/profile .": "a folder of rank 0's pod",
+        "launcher copy fixed.py digits:src/ --rank 3": "into the working folder of rank 3",
+    },
     "dashboard": {
         "launcher dashboard": "the runs below runs/",
         "launcher dashboard runs -n team-a": "and the jobs of a namespace",
@@ -41,6 +45,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher eval digits": "the newest step of runs/digits",
         "launcher eval digits --best --ema -o json": "its best; for scripts",
         "launcher eval digits --data eval_split='test[:9]'": "other examples",
+    },
+    "exec": {
+        "launcher exec digits -- nvidia-smi": "next to rank 0",
+        "launcher exec digits --rank 3 -- python -V": "next to rank 3",
     },
     "explain": {
         "launcher explain digits": "one cause, its evidence, what to do",
@@ -78,6 +86,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher plan job.yaml --cluster": "an error if a cluster could not run it",
         "launcher plan job.yaml --sharding": "how each array is split",
     },
+    "port-forward": {
+        "launcher port-forward digits 8888": "127.0.0.1:8888 is that of rank 0",
+        "launcher port-forward digits 9001:9000 --rank 3": "another port here",
+    },
     "predict": {
         "launcher predict photos cat.jpg": "the label of an image, printed",
         "launcher predict photos new/ -o labels.csv --top 3": "of a folder",
@@ -111,6 +123,9 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher schema > job.schema.json": "for an editor",
         "launcher schema --markdown": "the page docs/job-yaml.md",
         "launcher schema status > status.schema.json": "of launcher status -o json",
+    },
+    "shell": {
+        "launcher shell digits --rank 3": "Ctrl-D or exit ends it",
     },
     "status": {
         "launcher status digits": "state, step, loss, hosts",

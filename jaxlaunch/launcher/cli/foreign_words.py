@@ -76,13 +76,13 @@ _CHANGE = Advice(
     "continues from its checkpoint."
 )
 _SHELL = Advice(
-    "`launcher status {name} -o wide` names the pod of each host; `kubectl exec -it POD -- bash` "
-    "opens a shell in it.",
-    with_file=_SUBMIT,
+    "`launcher shell {name} --rank N` opens a shell next to a rank, `launcher exec {name} -- "
+    "COMMAND` runs a command there."
 )
 _COPY = Advice(
-    "`kubectl cp POD:PATH PATH` copies from a pod; `launcher status {name} -o wide` names the pods."
+    "`launcher copy NAME:PATH .` copies from a pod, `launcher copy FILE NAME:PATH` into it."
 )
+_PODS = Advice("`launcher status {name} -o wide` names the pod of each host.")
 _SHOW_LOAD = Advice(
     "`launcher status {name}` shows the step, its time and the phase, `launcher dashboard` the "
     "curves; `kubectl top pods` shows CPU and memory."
@@ -160,8 +160,8 @@ _SECRETS = Advice(
     "{{VARIABLE: {{name: NAME, key: KEY}}}} in the job."
 )
 _PORT = Advice(
-    "`launcher dashboard -n NAMESPACE` shows the jobs of a cluster without a forwarded port; "
-    "`kubectl port-forward POD PORT` forwards one."
+    "`launcher port-forward {name} PORT` forwards a port; `launcher dashboard -n NAMESPACE` shows "
+    "the jobs of a cluster without one."
 )
 _NOTEBOOK = Advice("in a notebook, jaxlaunch.load('{name}') reads a run: `launcher help api`.")
 _UPGRADE = Advice(
@@ -246,12 +246,12 @@ _WORD_ROWS: tuple[tuple[Alias | Advice, str], ...] = (
     ),
     (_CHANGE, "edit, set, patch, update, scale, resize, modify, reconfigure, scontrol update"),
     (_SHOW_LOAD, "top, stats, htop, monitor, usage, nvidia-smi, utilization, metrics, metric"),
-    (_SHELL, "exec, ssh, shell, debug, enter, login-node, console, terminal, connect, rsh"),
+    (_SHELL, "ssh, debug, enter, login-node, console, terminal, connect, rsh"),
     (
         _COPY,
-        "artifact get, artifact download, cp, download, pull, rsync, scp, fetch, sync-down, copy",
+        "artifact get, artifact download, cp, download, pull, rsync, scp, fetch, sync-down",
     ),
-    (_PORT, "port-forward, proxy, expose, tunnel, forward"),
+    (_PORT, "proxy, expose, tunnel, forward"),
     (_COMPLETE, "completion, completions, autocomplete, install-completion, complete-bash"),
     (
         _CONTEXT,
@@ -292,7 +292,7 @@ _WORD_ROWS: tuple[tuple[Alias | Advice, str], ...] = (
     ),
     (_SPOT, "spot, spot launch, preemptible"),
     (_OTHER_TOOL, "kubectl, sky, xpk, podman, kueuectl, docker-compose, pip, conda, make"),
-    (_SHELL, "pods, pod, get pods, get pod"),
+    (_PODS, "pods, pod, get pods, get pod"),
     (_WAIT, "wait, await, join, block"),
     (_SWEEP, "hpo, search, optuna, grid, agent, sweeps, hyperopt, ray, array, sarray"),
     (_PROFILE, "trace, benchmark, bench, perf, nsys, xprof, profiler, speed"),

@@ -26,7 +26,8 @@ READ_MORE = (
 )
 
 # The groups of --help, with the commands and their lines, in the order in which a user needs them.
-# Command NAME is the function NAME_command of the module with its name, or of that in MODULES.
+# Command NAME is the function NAME_command of the module with its name, or of that in MODULES. The
+# function has _ for -.
 # Importing all modules would delay --help by half a second.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Write a job": {
@@ -60,6 +61,12 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "compare": "Compare RUNS: what differs in their jobs, and their curves.",
         "dashboard": "Serve the pages of all runs of FOLDER while they train.",
     },
+    "Look inside": {
+        "exec": "Run COMMAND next to a rank of job JOB_NAME, or of a run here.",
+        "shell": "Open a shell next to a rank of job JOB_NAME, or of a run here.",
+        "copy": "Copy a file or a folder from a rank's pod, or into it.",
+        "port-forward": "Forward PORT of this machine to a rank of job JOB_NAME.",
+    },
     "Use what it trained": {
         "eval": "Evaluate a checkpoint of RUN on its held-out data.",
         "predict": "Predict the labels of FILES with the model of RUN.",
@@ -75,15 +82,18 @@ COMMANDS = {name: line for commands in GROUPS.values() for name, line in command
 MODULES: Mapping[str, str] = {
     "bundle": "status",
     "compare": "report",
+    "copy": "exec",
     "dashboard": "report",
     "delete": "stop",
     "eval": "models",
     "explain": "status",
     "export": "models",
     "init": "validate",
+    "port-forward": "exec",
     "predict": "models",
     "prepare": "data",
     "sample": "models",
+    "shell": "exec",
     "tune": "plan",
 }
 
@@ -115,7 +125,7 @@ class Commands(click.Group):
             module = importlib.import_module(f"jaxlaunch.launcher.cli.{module_name}")
         finally:
             gc.enable()
-        command = getattr(module, f"{cmd_name}_command")
+        command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         command.epilog = examples.make_epilog(cmd_name)
         return command

@@ -154,6 +154,10 @@ def _resolve_run(context: click.Context, _: click.Parameter, run: str) -> str:
 
 
 run_argument = click.argument("run", callback=_resolve_run, shell_complete=complete_runs)
+# The argument JOB_NAME, as `name`, of a command that takes further arguments.
+first_name_argument = click.argument(
+    "name", metavar="JOB_NAME", callback=_resolve_run, shell_complete=complete_runs
+)
 name_argument = click.argument(
     "name",
     metavar="JOB_NAME",

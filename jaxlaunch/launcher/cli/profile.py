@@ -21,6 +21,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError, UserError
 from jaxlaunch.launcher.jobs import dependents
 from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.kubernetes import streams
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
@@ -177,7 +178,7 @@ def _forwarding_sender(
         head = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n"
         for tries_left in reversed(range(_MAX_TRIES if method == "GET" else 1)):
             try:
-                response = cluster.port_forward(namespace, pod, port, head.encode())
+                response = streams.exchange_bytes(cluster, namespace, pod, port, head.encode())
                 status_line, _, body = response.partition(b"\r\n\r\n")
                 return int(status_line.split()[1]), json.loads(body)
             except (UnreachableError, ValueError, LookupError) as error:

@@ -251,9 +251,17 @@ class Cluster:
             yield from (line.decode(errors="replace") for line in lines.feed(data))
         yield from (line.decode(errors="replace") for line in lines.finish())
 
-    def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
-        """Send a request to a pod's port through the API server, and return the complete answer."""
-        return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
+    def open_websocket(
+        self,
+        namespace: str,
+        pod: str,
+        subresource: str,
+        query: Sequence[tuple[str, str]],
+        protocols: Sequence[str],
+    ) -> Any:
+        """Open the WebSocket of a pod's subresource, for the functions of `streams`."""
+        path = PODS.path(namespace, pod, subresource)
+        return self._transport.open_websocket(path, query, protocols)
 
     # --- the server -------------------------------------------------------------------------------
 

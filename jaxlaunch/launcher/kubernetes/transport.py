@@ -13,7 +13,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -28,6 +28,7 @@ from urllib3.exceptions import (
 )
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
+from jaxlaunch.launcher.kubernetes import streams
 from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, clock_skew_s, parse_http_date
 
 CONNECT_TIMEOUT_S = 5.0
@@ -175,12 +176,25 @@ class Transport:
         finally:
             response.close()
 
-    def port_forward(self, path: str, port: int, request: bytes) -> bytes:
-        """Send a request to a port and return the answer; `path` is that of `portforward`."""
-        pool, server, headers = self._access
-        url = f"{server}{path}?ports={port}"
-        with self._report_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
-            return exchange_bytes(pool, url, headers(), request, min(READ_TIMEOUT_S, self.total_s))
+    def open_websocket(
+        self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
+    ) -> Any:
+        """Open the WebSocket of a pod's subresource, `exec` or `portforward`.
+
+        Raises:
+            ApiError: If the server rejects the request.
+            UnreachableError: If it does not answer.
+        """
+        url = f"{self.server}{path}?{urlencode(query)}"
+
+        def open_once(_: float) -> Any:
+            pool, _server, headers = self._access
+            limit_s = min(READ_TIMEOUT_S, self.total_s)
+            return streams.open_websocket(pool, url, headers(), protocols, limit_s)
+
+        *_, pod, subresource = path.split("/")
+        with self._report_if_slow(f"the {subresource} of pod {pod}"):
+            return self._send_with_retries(f"GET {path}", open_once, False, self.total_s)
 
     def _open_response(
         self,
@@ -350,124 +364,3 @@ def _innermost_cause(error: BaseException) -> BaseException:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error
-
-
-# --- port-forwards --------------------------------------------------------------------------------
-
-PROTOCOL = "v4.channel.k8s.io"
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
-_DATA_CHANNEL, _ERROR_CHANNEL = 0, 1
-
-
-def exchange_bytes(
-    pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float
-) -> bytes:
-    """Send a request to a pod's port and return the answer, like `kubectl port-forward`.
-
-    The pod sees a connection from 127.0.0.1. Every WebSocket message begins with the number of its
-    channel, 0 for data and 1 for errors. The first message on each channel only repeats the port
-    (`v4.channel.k8s.io`).
-
-    Args:
-        pool: Pool manager of urllib3 with the server's certificates.
-        url: URL of the pod's subresource `portforward`.
-        headers: Headers with the credentials.
-        request: Bytes to send.
-        limit_s: Limit for the whole exchange.
-
-    Raises:
-        ApiError: If the server rejects the request.
-        UnreachableError: If it does not answer, or nothing listens on the port.
-    """
-    # Imported here, because the import takes 50 ms.
-    import websocket
-
-    deadline = time.monotonic() + limit_s
-    request_line = f"GET {url}"
-    try:
-        tunnel = websocket.create_connection(
-            url.replace("http", "ws", 1),
-            timeout=limit_s,
-            header=[f"{name}: {value}" for name, value in headers.items()],
-            subprotocols=[PROTOCOL],
-            suppress_origin=True,
-            # The credentials are for this server only.
-            redirect_limit=0,
-            sslopt=_tls_options(pool),
-            **_proxy_options(pool),
-        )
-    except websocket.WebSocketBadStatusException as error:
-        message = str(error)
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            message = str(json.loads(error.resp_body)["message"])
-        is_forbidden = error.status_code == 403
-        hint = "you need the right to get and create pods/portforward." if is_forbidden else None
-        raise ApiError(f"{message} ({request_line})", hint, error.status_code) from None
-    except (OSError, websocket.WebSocketException) as error:
-        raise UnreachableError(
-            f"The API server did not open a port-forward to the pod: {error} ({request_line})."
-        ) from None
-    try:
-        tunnel.send_binary(bytes([_DATA_CHANNEL]) + request)
-        return _receive_answer(tunnel, deadline, request_line)
-    except (OSError, websocket.WebSocketException) as error:
-        raise UnreachableError(
-            f"The port-forward to the pod was interrupted: {error} ({request_line}).", sent=True
-        ) from None
-    finally:
-        # close() would leave the socket open if the other side closed first.
-        tunnel.shutdown()
-
-
-def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
-    """Return the data until the pod closes the connection."""
-    import websocket
-
-    open_channels: set[int] = set()
-    answer = bytearray()
-    while time.monotonic() < deadline and len(answer) < MAX_ANSWER_BYTES:
-        opcode, data = tunnel.recv_data()
-        if opcode == websocket.ABNF.OPCODE_CLOSE:
-            return bytes(answer)
-        channel = data[0] if data else _DATA_CHANNEL
-        if channel not in open_channels:
-            open_channels.add(channel)
-        elif channel == _ERROR_CHANNEL:
-            message = data[1:].decode(errors="replace").strip()
-            raise UnreachableError(f"The pod did not answer: {message} ({request_line}).")
-        else:
-            answer += data[1:]
-    raise UnreachableError(f"The pod's answer did not end ({request_line}).", sent=True)
-
-
-def _tls_options(pool: Any) -> dict[str, Any]:
-    """Return the pool's TLS settings as options of the WebSocket library."""
-    settings = pool.connection_pool_kw
-    option_names = {
-        "ca_certs": "ca_certs",
-        "cert_file": "certfile",
-        "key_file": "keyfile",
-        "server_hostname": "server_hostname",
-    }
-    options = {
-        option: settings[setting]
-        for setting, option in option_names.items()
-        if settings.get(setting)
-    }
-    if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
-        return options | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
-    check_hostname = settings.get("assert_hostname") is not False
-    return options | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": check_hostname}
-
-
-def _proxy_options(pool: Any) -> Mapping[str, Any]:
-    """Return the pool's proxy settings, which replace those of the environment."""
-    if (proxy := pool.proxy) is None:
-        return {"http_no_proxy": ["*"]}
-    auth = tuple(proxy.auth.split(":", 1)) if proxy.auth else None
-    return {
-        "http_proxy_host": proxy.host,
-        "http_proxy_port": proxy.port,
-        "http_proxy_auth": auth,
-        "proxy_type": "http",
-    }

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import ApiError, UnreachableError
+from jaxlaunch.launcher.kubernetes import streams
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from tests.launcher import apiserver
 
@@ -97,7 +98,7 @@ def test_request_reaches_port_and_answer_is_complete(
 
     requests: list[bytes] = []
     with send_request(tmp_path, monkeypatch, answers) as (cluster, server):
-        assert cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello") == b"one, two"
+        assert streams.exchange_bytes(cluster, "team-a", "lm-w-0-0", 9400, b"hello") == b"one, two"
     assert requests == [b"hello"]
     (head,) = server.heads
     assert head.startswith(
@@ -116,7 +117,7 @@ def test_closed_port_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         send_request(tmp_path, monkeypatch, answers) as (cluster, _),
         pytest.raises(UnreachableError, match="The pod did not answer: connection refused"),
     ):
-        cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
+        streams.exchange_bytes(cluster, "team-a", "lm-w-0-0", 9400, b"hello")
 
 
 def test_refusal_keeps_server_message_and_names_missing_right(
@@ -132,9 +133,9 @@ def test_refusal_keeps_server_message_and_names_missing_right(
         send_request(tmp_path, monkeypatch, answers) as (cluster, _),
         pytest.raises(ApiError, match="pods is forbidden") as refused,
     ):
-        cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
+        streams.exchange_bytes(cluster, "team-a", "lm-w-0-0", 9400, b"hello")
     assert refused.value.status == 403
-    assert "pods/portforward" in (refused.value.hint or "")
+    assert "pods/portforward" in refused.value.message and refused.value.hint is None
 
 
 def test_broken_connection_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,4 +143,4 @@ def test_broken_connection_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         send_request(tmp_path, monkeypatch, lambda pod: None) as (cluster, _),
         pytest.raises(UnreachableError, match="did not open a port-forward to the pod"),
     ):
-        cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
+        streams.exchange_bytes(cluster, "team-a", "lm-w-0-0", 9400, b"hello")

@@ -20,6 +20,7 @@ from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError, 
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.collect import explain_unread
 from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.kubernetes import streams
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kubernetes.objects import Obj
@@ -389,9 +390,8 @@ def read_agent_lines(
     use port-forwards.
     """
     try:
-        head, _, body = cluster.port_forward(namespace, pod, port, _OUTPUT_REQUEST).partition(
-            b"\r\n\r\n"
-        )
+        answer = streams.exchange_bytes(cluster, namespace, pod, port, _OUTPUT_REQUEST)
+        head, _, body = answer.partition(b"\r\n\r\n")
         by_rank = json.loads(body) if head.split()[1:2] == [b"200"] else {}
         return {int(rank): [str(line) for line in lines] for rank, lines in by_rank.items()}
     except (ClusterError, ValueError, TypeError, AttributeError):

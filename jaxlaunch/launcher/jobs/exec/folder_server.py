@@ -1,0 +1,160 @@
+"""Files of one side of a copy: list, digest, read and write them.
+
+The source of this file is sent into pods, where it answers requests: a line of JSON, whose answer
+is a line of JSON and the bytes that it announces. It needs only the standard library and
+Python >= 3.10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+CHUNK_BYTES = 256 * 1024
+# Suffix of a file that is being written. A later copy continues it.
+PART_SUFFIX = ".jaxlaunch-part"
+
+
+def resolve_path(path: str) -> tuple[str, str]:
+    """Return the absolute path, and "folder", "file" or "none"."""
+    path = os.path.abspath(os.path.expanduser(path))
+    kind = "folder" if os.path.isdir(path) else "file" if os.path.lexists(path) else "none"
+    return path, kind
+
+
+def list_tree(path: str) -> dict[str, list[Any]]:
+    """Return what a file or a folder contains, by names relative to it.
+
+    Returns:
+        `files`: pairs of a name, which is empty for a single file, and a mode. `folders`: names.
+        `others`: names of what is neither, such as sockets and links to nothing.
+    """
+    tree: dict[str, list[Any]] = {"files": [], "folders": [], "others": []}
+    names = [] if os.path.isdir(path) else [""]
+    for folder, folders, files in os.walk(path):
+        relative = os.path.relpath(folder, path)
+        names += [os.path.normpath(os.path.join(relative, name)) for name in files]
+        tree["folders"] += [os.path.normpath(os.path.join(relative, name)) for name in folders]
+    for name in sorted(names):
+        try:
+            status = os.stat(os.path.join(path, name) if name else path)
+        except FileNotFoundError:
+            tree["others"].append(name)
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            tree["others"].append(name)
+        elif not name.endswith(PART_SUFFIX):
+            tree["files"].append((name, stat.S_IMODE(status.st_mode)))
+    return tree
+
+
+def digest_file(path: str, size: int | None = None) -> tuple[int, str]:
+    """Return the number and the SHA-256 of a file's first `size` bytes, by default of all.
+
+    The number is -1 if the file does not exist.
+    """
+    digest, count = hashlib.sha256(), 0
+    try:
+        with open(path, "rb") as file:
+            while size is None or count < size:
+                limit = CHUNK_BYTES if size is None else min(CHUNK_BYTES, size - count)
+                if not (data := file.read(limit)):
+                    break
+                digest.update(data)
+                count += len(data)
+    except FileNotFoundError:
+        return -1, ""
+    return count, digest.hexdigest()
+
+
+def read_file(path: str, offset: int, size: int) -> Iterator[bytes]:
+    """Yield `size` bytes of a file from an offset. Raises EOFError if it has fewer."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while size:
+            if not (data := file.read(min(CHUNK_BYTES, size))):
+                raise EOFError(f"{path} became shorter while it was read")
+            size -= len(data)
+            yield data
+
+
+def write_part(path: str, offset: int, chunks: Iterable[bytes]) -> None:
+    """Write bytes from an offset on to the part of a file, and cut off what follows it."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + PART_SUFFIX, "ab") as file:
+        file.truncate(offset)
+        for data in chunks:
+            file.write(data)
+
+
+def finish_file(path: str, digest: str, mode: int) -> bool:
+    """Give a complete part its name. Return False, and remove it, if its digest is another."""
+    size, part_digest = digest_file(path + PART_SUFFIX)
+    if size < 0:
+        # An earlier request, whose answer was lost in a cut, has done it.
+        return digest_file(path)[1] == digest
+    if part_digest != digest:
+        os.unlink(path + PART_SUFFIX)
+        return False
+    os.chmod(path + PART_SUFFIX, mode | stat.S_IWUSR)
+    os.replace(path + PART_SUFFIX, path)
+    return True
+
+
+def make_folders(paths: list[str]) -> None:
+    """Create folders that do not exist."""
+    for path in paths:
+        os.makedirs(path, exist_ok=True)
+
+
+# Requests whose answer is the result of a function.
+_FUNCTIONS: dict[str, Callable[..., object]] = {
+    "resolve": resolve_path,
+    "list": list_tree,
+    "digest": digest_file,
+    "finish": finish_file,
+    "folders": make_folders,
+}
+
+
+def _receive(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield `size` bytes, or fewer if the connection is cut."""
+    while size and (data := stream.read(min(CHUNK_BYTES, size))):
+        size -= len(data)
+        yield data
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until their stream ends."""
+    for line in requests:
+        action, *arguments = json.loads(line)
+        sent: Iterable[bytes] = ()
+        received: Iterable[bytes] = ()
+        answer: dict[str, object] = {"result": None}
+        try:
+            if action == "read":
+                sent = read_file(*arguments)
+            elif action == "write":
+                path, offset, size = arguments
+                received = _receive(requests, size)
+                write_part(path, offset, received)
+            else:
+                answer["result"] = _FUNCTIONS[action](*arguments)
+        except OSError as error:
+            answer = {"error": f"{error.filename}: {error.strerror}"}
+            # The next request follows the bytes that could not be written.
+            for _ in received:
+                pass
+        answers.write(json.dumps(answer).encode() + b"\n")
+        for data in sent:
+            answers.write(data)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)
