@@ -23,6 +23,7 @@ import jax
 from jaxlaunch import programs
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.adapters.frozen_base import merge_stored
+from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
@@ -98,7 +99,10 @@ def export(
     _check_published(model)
     lora = reader.recorded_lora(stored_step)
     if lora is None and isinstance(model, ResNet | TransformersModel):
-        params = {**params, **reader.evaluated_buffers(stored_step, ema)}
+        buffers = reader.evaluated_buffers(stored_step, ema)
+        # A frozen reference is not a part of the model.
+        names = [name for name in buffers if not name.startswith(REFERENCE_PREFIX)]
+        params = {**params, **{name: buffers[name] for name in names}}
     _check_merged(merged, stored_step, model, lora)
     checkpoint = f"step {stored_step.step} of {folder}"
     turn_ends = _find_turn_ends(checkpoint, extra_files, notes.append)

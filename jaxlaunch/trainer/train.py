@@ -142,7 +142,9 @@ class Evaluator:
         """Return a sample of each prompt of train.eval.samples, and report the task's pictures."""
         if self._pictures is not None:
             self._pictures.report(state)
-        return () if self._samples is None else self._samples.take_samples(state.evaluated_params())
+        if self._samples is None:
+            return ()
+        return self._samples.take_samples({**state.evaluated_buffers(), **state.evaluated_params()})
 
 
 class BuiltInTraining(Training[TrainState]):

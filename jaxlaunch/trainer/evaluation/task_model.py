@@ -286,7 +286,8 @@ def load_task_model(
     if inputs is not None and isinstance(task, Classify):
         task.use_inputs(inputs)
     job_model = spec.model if isinstance(spec.model, specs.PublishedModel) else None
-    if spec.lora is None and job_model is not None and job_model.init_from is not None:
+    reads_folder = spec.lora is not None or isinstance(job_model, specs.TransformersModel)
+    if not reads_folder and job_model is not None and job_model.init_from is not None:
         # The checkpoint records the sizes of the model, because the folder that it started from may
         # be gone.
         model: Any = reader.recorded_model(stored).model_copy(update={"init_from": None})

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.decoding import (
     DrawParameters,
@@ -34,7 +33,7 @@ from jaxlaunch.trainer.generate.decoding import (
     repeat_rows,
     search_beams,
 )
-from jaxlaunch.trainer.generate.network import Cache, Config, Network, Weights
+from jaxlaunch.trainer.generate.network import Cache, Network, Weights
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel.sharding import constrain
 
@@ -121,7 +120,7 @@ class Generator:
         if sampling.beams == 1:
             *_, samples = self.stream(prompts, sampling, stops, every=16 if stops else limit)
             return [samples[first : first + n] for first in range(0, len(samples), n)]
-        check_prompts(self.network.config, prompts, limit)
+        check_prompts(self.network, prompts, limit)
         arrays = *self._pad_prompts(prompts), limit, np.asarray(self.ends, np.int32)
         slots = _round_up(limit, SLOT_MULTIPLE)
         with self.network.tracing_context():
@@ -152,9 +151,9 @@ class Generator:
             every: Number of tokens between two yields.
 
         Raises:
-            SpecError: A prompt is empty or has an unknown token, or GPT-2 has too few positions.
+            SpecError: A prompt is empty or has an unknown token, or there are too few positions.
         """
-        check_prompts(self.network.config, prompts, sampling.max_tokens)
+        check_prompts(self.network, prompts, sampling.max_tokens)
         tokens_BP, pad_B = self._pad_prompts(prompts)
         slots, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), len(prompts)
         start = tokens_BP.shape[1]
@@ -187,8 +186,8 @@ class Generator:
         Raises:
             SpecError: As in `stream`, except that the last token of a row needs no position.
         """
-        check_prompts(self.network.config, [row[:-1] or row for row in rows], max_tokens=1)
-        check_prompts(self.network.config, [row[-1:] for row in rows], max_tokens=1)
+        check_prompts(self.network, [row[:-1] or row for row in rows], max_tokens=1)
+        check_prompts(self.network, [row[-1:] for row in rows], max_tokens=1)
         tokens_BL = np.zeros((self._round_rows(len(rows)), _bucket_length(rows, 1)), np.int32)
         for index, row in enumerate(rows):
             tokens_BL[index, : len(row)] = row
@@ -321,21 +320,21 @@ class Generator:
         return _round_up(count, meshes.count_shards(self.network.mesh))
 
 
-def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> None:
-    """Raise SpecError for an empty prompt, an unknown token, or too many tokens for GPT-2."""
+def check_prompts(network: Network, prompts: Sequence[Ids], max_tokens: int) -> None:
+    """Raise SpecError for an empty prompt, an unknown token, or more tokens than positions."""
+    vocab, positions = network.config.vocab, network.position_rows
     if not prompts:
         raise SpecError("there is no prompt")
     for number, ids in enumerate(prompts, 1):
         if not ids:
             raise SpecError(f"prompt {number} has no tokens; give at least one")
-        if unknown := [token for token in ids if not 0 <= token < config.vocab]:
-            allowed = f"the model those from 0 to {config.vocab - 1}"
+        if unknown := [token for token in ids if not 0 <= token < vocab]:
+            allowed = f"the model those from 0 to {vocab - 1}"
             raise SpecError(f"prompt {number} has the token {unknown[0]}, {allowed}")
-        if isinstance(config, spec.GPT2) and len(ids) + max_tokens - 1 > config.position_rows:
+        if positions is not None and len(ids) + max_tokens - 1 > positions:
             raise SpecError(
                 f"prompt {number} has {len(ids)} tokens, and max_tokens = {max_tokens} more: "
-                "the model has "
-                f"{config.position_rows} positions; shorten the prompt, or lower max_tokens"
+                f"the model has {positions} positions; shorten the prompt, or lower max_tokens"
             )
 
 

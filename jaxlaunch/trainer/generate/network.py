@@ -68,8 +68,10 @@ class Network:
     ) -> None:
         if not isinstance(model, spec.Decoder | spec.GPT2):
             kind = f"train.model.kind = {model.kind}"
-            raise SpecError(f"{kind} does not generate tokens; decoder and gpt2 do")
+            raise SpecError(f"{kind} does not generate tokens; decoder, gpt2 and transformers do")
         self.config: Config = model
+        # The largest number of tokens of a row, if there is one.
+        self.position_rows = model.position_rows if isinstance(model, spec.GPT2) else None
         self.mesh = mesh
         self._precision = precision.resolve_precision(dtypes)
         build = partial(_build_model, model, self._precision.output)
@@ -129,7 +131,7 @@ class Network:
             stack, _, parameter_name = name.partition(".")
             with self.tracing_context():
                 if stack not in self._stacks:
-                    outer[name] = _copy_array(leaf, target.dtype, target.sharding)
+                    outer[name] = copy_array(leaf, target.dtype, target.sharding)
                     continue
                 layer_spec = jax.sharding.PartitionSpec(*target.sharding.spec[1:])
                 split = jax.sharding.NamedSharding(self.mesh, layer_spec)
@@ -316,7 +318,8 @@ def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _copy_array(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> Array:
+def copy_array(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> Array:
+    """Return a copy of an array in another dtype and sharding."""
     copy: Array = jax.lax.with_sharding_constraint(array.astype(dtype), split)
     return copy
 
@@ -325,7 +328,7 @@ def _copy_array(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedShardin
 def _unstack_layers(
     stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding
 ) -> tuple[Array, ...]:
-    return tuple(_copy_array(part, dtype, split) for part in jnp.unstack(stack))
+    return tuple(copy_array(part, dtype, split) for part in jnp.unstack(stack))
 
 
 # --- the cache ------------------------------------------------------------------------------------

@@ -18,15 +18,22 @@ from etils import epath
 from jax import Array
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters.frozen_base import MergingParameters, merge_stored
+from jaxlaunch.trainer.adapters import base_weights
+from jaxlaunch.trainer.adapters.frozen_base import (
+    MergingParameters,
+    check_digest,
+    check_origin,
+    merge_stored,
+    read_base,
+)
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.decoding import Sampling, SamplingOptions
 from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample, check_prompts
+from jaxlaunch.trainer.generate.module_network import COST_NOTE, ModuleNetwork, build_network
 from jaxlaunch.trainer.generate.network import Network, Weights
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.huggingface import load as published
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.sources.open import tokenizer_files
@@ -234,8 +241,9 @@ def load_text_model(
                 f"{folder} is a Hugging Face folder, which holds neither steps nor a moving average"
             )
         config: Any = folders.read_model(folder).model_copy(update={"init_from": folder})
-        network = Network(config, _choose_mesh(mesh, None), precision or "fp32")
-        params, loaded_step = published.load_parameters(config, network.abstract), None
+        network = build_network(config, _choose_mesh(mesh, None), precision or "fp32")
+        loaded_step = None
+        params = dict(base_weights.iterate_parameters(config, network.abstract, seed=0))
         data, files, ends_folder = None, saved_files.read_tokenizer(path), folder
     else:
         stored = reader.find_step(folder, step, note)
@@ -245,21 +253,43 @@ def load_text_model(
         saved_precision = stored.meta.get("precision", "fp32")
         if precision is None:
             precision = pydantic.TypeAdapter(spec.Precision).validate_python(saved_precision)
-        network = Network(config, _choose_mesh(mesh, train.get("mesh")), precision)
-        arrays: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
-        if (lora := reader.recorded_lora(stored)) is not None:
-            owner = f"step {stored.step} of {folder}"
-            arrays = merge_stored(network.config, lora, stored.meta.get("base"), arrays, owner)
-        params = _StoredParameters(network, arrays)
+        lora = reader.recorded_lora(stored)
+        network = build_network(config, _choose_mesh(mesh, train.get("mesh")), precision, lora)
+        owner = f"step {stored.step} of {folder}"
+        params = _StoredParameters(network, _stored_arrays(network, stored, lora, ema, owner))
         data = train.get("data")
         files = saved_files.read_saved_tokenizer(folder)
         ends_folder = config.init_from
+    if isinstance(network, ModuleNetwork):
+        note(COST_NOTE)
     tokenizer = tokenizers.find_tokenizer(network.config.vocab, data, files, folder)
     # Both the folder and the tokenizer may define tokens that end a text.
     ends = {*(folders.end_tokens(ends_folder) if ends_folder else ())}
     ends |= {*(tokenizer.ends if tokenizer else ())}
     generator = Generator(network, network.unstack_params(params), tuple(ends))
     return TextModel(generator, tokenizer, loaded_step)
+
+
+def _stored_arrays(
+    network: Network, stored: reader.StoredStep, lora: spec.Lora | None, ema: bool, owner: str
+) -> Mapping[str, Any]:
+    """Return the arrays of a checkpoint's model by name, together with the base of its adapters.
+
+    Raises SpecError, and CheckpointError if the folder of the base has other weights.
+    """
+    arrays: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
+    base = stored.meta.get("base")
+    if not isinstance(network, ModuleNetwork):
+        return arrays if lora is None else merge_stored(network.config, lora, base, arrays, owner)
+    buffers = reader.evaluated_buffers(stored, ema)
+    arrays = {**arrays, **{name: buffers[name] for name in network.abstract if name in buffers}}
+    if lora is None:
+        return arrays
+    check_origin(base, network.config, owner)
+    missing = {name: leaf for name, leaf in network.abstract.items() if name not in arrays}
+    params, record = read_base(network.config, missing, seed=0)
+    check_digest(base or {}, record, owner)
+    return {**arrays, **params}
 
 
 class _StoredParameters(dict[str, Any]):
@@ -274,6 +304,9 @@ class _StoredParameters(dict[str, Any]):
 
     def pop(self, name: str, *default: Any) -> Array:
         target, stored = self._abstract[name], super().pop(name)
+        if isinstance(stored, Array):
+            # A parameter of the base is already on the devices.
+            return stored
         axes = [slice(None)] * len(stored.shape)
         if len(axes) < 3 or isinstance(stored, reader.StoredArray):
             array = np.asarray(stored[tuple(axes)])
@@ -309,7 +342,7 @@ def sampling_bytes_per_device(
     is needed.
     """
     prompts = [prompt.encode() if isinstance(prompt, str) else prompt for prompt in samples.prompts]
-    network = Network(train.model, mesh, train.precision)
+    network = build_network(train.model, mesh, train.precision, train.lora)
     return network.bytes_per_device(len(prompts), max(map(len, prompts)) + samples.max_tokens)
 
 
@@ -322,7 +355,7 @@ class TrainingSamples:
     def __init__(self, train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh) -> None:
         self._prompts, self._lora = samples.prompts, train.lora
         try:
-            network = Network(train.model, mesh, train.precision)
+            network = build_network(train.model, mesh, train.precision, train.lora)
             files = tokenizer_files(train.data)
             self._tokenizer = tokenizers.find_tokenizer(
                 network.config.vocab, train.data.model_dump(), files, "train.data.tokenizer"
@@ -332,7 +365,7 @@ class TrainingSamples:
                 self._encode_prompt(prompt) if isinstance(prompt, str) else prompt
                 for prompt in samples.prompts
             ]
-            check_prompts(network.config, self._rows, samples.max_tokens)
+            check_prompts(network, self._rows, samples.max_tokens)
         except SpecError as error:
             raise SpecError(f"train.eval.samples: {error}") from None
         ends = self._tokenizer.ends if self._tokenizer else ()

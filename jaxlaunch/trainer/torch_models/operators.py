@@ -1,4 +1,4 @@
-"""JAX implementations of torch operators for which torchax has no rule, or a slow one.
+"""JAX implementations of torch operators whose rules in torchax are missing or wrong.
 
 E experts, N rows, I inputs, O outputs, B batch, C channels, L length, K size of a kernel.
 """
@@ -61,8 +61,8 @@ def depthwise_convolution(
 ) -> Array:
     """Compute torch's convolution; one along a sequence, channel by channel, as a sum of products.
 
-    XLA (jaxlib 0.10.2) returns a wrong gradient of the weight of such a convolution on a mesh.
-    All other convolutions are computed by `convolve`, torchax's rule.
+    With jaxlib 0.10.2 the gradient of the weight of such a convolution in the layers of Mamba was
+    wrong by its whole size on a mesh. `convolve`, torchax's rule, computes all other convolutions.
     """
     is_depthwise = x_BCL.ndim == 3 and weight_C1K.shape[:2] == (x_BCL.shape[1], 1)
     is_plain = [*stride, *dilation, *options[:1]] == [1, 1, False]

@@ -21,6 +21,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from jaxlaunch.trainer.adapters.peft import resolve_lora
+from jaxlaunch.trainer.generate.text_model import load_text_model
 from jaxlaunch.trainer.huggingface.folder import resolve_spec
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.spec import TrainSpec
@@ -207,10 +208,45 @@ def draw_randomly(folder: Path) -> dict[str, float]:
     }
 
 
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 2, 11]]
+
+
+def generate_torch(module: Any, prompt: list[int], count: int) -> list[int]:
+    ids = [*prompt]
+    with torch.no_grad():
+        for _ in range(count):
+            logits_V = module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+            ids.append(int(logits_V.argmax()))
+    return ids[len(prompt) :]
+
+
+def compare_generation(folder: Path, model_type: str) -> dict[str, Any]:
+    """Likeliest tokens after prompts of two lengths, and the log-probabilities of a row."""
+    save_tiny_model(model_type, folder / "model")
+    notes: list[str] = []
+    model = load_text_model(str(folder / "model"), note=notes.append)
+    module = load_torch(folder / "model")
+    groups = model.generate(PROMPTS, max_tokens=8)
+    beams = model.generate(PROMPTS[:1], max_tokens=4, beams=2, n=2)
+    (logprobs,) = model.logprobs([PROMPTS[1]])
+    row = torch.tensor([PROMPTS[1]])
+    with torch.no_grad():
+        expected = torch.log_softmax(module(input_ids=row, use_cache=False).logits[0, :-1], -1)
+    return {
+        "ids": [sample.ids for (sample,) in groups],
+        "expected": [generate_torch(module, prompt, 8) for prompt in PROMPTS],
+        "logprobs": difference(logprobs, expected.gather(-1, row[0, 1:, None])[:, 0]),
+        "beams": len({tuple(sample.ids) for sample in beams[0]}),
+        "notes": notes,
+    }
+
+
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dpo": compare_dpo,
     "lora": compare_adapters,
     "random": draw_randomly,
+    "opt": functools.partial(compare_generation, model_type="opt"),
+    "mamba": functools.partial(compare_generation, model_type="mamba"),
     "dora": functools.partial(compare_adapters, dora=True, rslora=True),
 }
 

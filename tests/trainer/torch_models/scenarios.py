@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import peft
 import torch
 import transformers
 
@@ -32,7 +33,10 @@ train:
   optimizer: {{lr: 1e-3, schedule: {{name: constant}}}}
   log_every: 1
   checkpoint: {{every: 2}}
+  lora: {lora}
 """
+LORA = "{targets: [q, o], rank: 2, dora: true}"
+PROMPT = [5, 6, 7, 8]
 
 
 def save_tiny_model(model_type: str, folder: Path) -> None:
@@ -53,9 +57,9 @@ def run_launcher(*arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
-def train(folder: Path, model: Path, name: str, steps: int) -> None:
+def train(folder: Path, model: Path, name: str, steps: int, lora: str = "null") -> None:
     job = folder / f"{name}.yaml"
-    job.write_text(JOB.format(name=name, folder=model, length=LENGTH, steps=steps))
+    job.write_text(JOB.format(name=name, folder=model, length=LENGTH, steps=steps, lora=lora))
     run_launcher("run", str(job), cwd=folder)
 
 
@@ -72,6 +76,31 @@ def load_logits(folder: Path) -> np.ndarray:
         return model(input_ids=tokens, use_cache=False).logits.numpy()
 
 
+def sample(folder: Path, name: str) -> list[int]:
+    prompt = " ".join(map(str, PROMPT))
+    options = ("--ids", prompt, "--max-tokens", "6", "-o", "json")
+    ((first,),) = json.loads(run_launcher("sample", name, *options, cwd=folder))["samples"]
+    ids: list[int] = first["ids"]
+    return ids
+
+
+def generate_torch(module: torch.nn.Module) -> list[int]:
+    ids = [*PROMPT]
+    with torch.no_grad():
+        for _ in range(6):
+            logits_V = module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+            ids.append(int(logits_V.argmax()))
+    return ids[len(PROMPT) :]
+
+
+def try_adapters(folder: Path, model: Path, name: str) -> dict[str, object]:
+    train(folder, model, name, steps=2, lora=LORA)
+    run_launcher("export", name, "--to", f"{name}-export", cwd=folder)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager")
+    wrapper = peft.PeftModel.from_pretrained(base, folder / f"{name}-export").eval()
+    return {"sample": sample(folder, name), "torch": generate_torch(wrapper)}
+
+
 def try_model(folder: Path, model_type: str) -> dict[str, object]:
     model, name = folder / f"{model_type}-weights", model_type.replace("_", "-")
     save_tiny_model(model_type, model)
@@ -82,10 +111,18 @@ def try_model(folder: Path, model_type: str) -> dict[str, object]:
     whole, resumed = (read_losses(folder, run) for run in (name, f"{name}-again"))
     for run in (name, f"{name}-again"):
         run_launcher("export", run, "--to", f"{run}-export", cwd=folder)
+    evaluated = run_launcher("eval", name, "-o", "json", cwd=folder)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / f"{name}-export", attn_implementation="eager"
+    )
     exports = [load_logits(folder / f"{run}-export") for run in (name, f"{name}-again")]
     return {
         "model_type": model_type,
         "losses": whole,
+        "evaluated": json.loads(evaluated),
+        "sample": sample(folder, name),
+        "torch": generate_torch(exported.eval()),
+        "adapters": try_adapters(folder, model, f"{name}-lora"),
         "resumed": resumed,
         "equal_exports": bool(np.array_equal(*exports)),
         "moved": float(np.abs(exports[0] - load_logits(model)).max()),

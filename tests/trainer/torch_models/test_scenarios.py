@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -71,3 +72,20 @@ def test_adapters_are_trained_and_exported_as_with_peft(comparisons, case):
 def test_random_weights_are_drawn_from_the_seed(comparisons):
     assert comparisons["random"]["equal"] == 0
     assert comparisons["random"]["other"] > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_runs_and_their_adapters_are_evaluated_and_sampled_as_with_torch(results, family):
+    result = results[family]
+    assert math.isfinite(result["evaluated"]["metrics"]["loss"])
+    assert result["sample"] == result["torch"]
+    assert result["adapters"]["sample"] == result["adapters"]["torch"]
+
+
+@pytest.mark.parametrize("family", ["mamba", "opt"])
+def test_texts_are_generated_as_with_torch(comparisons, family):
+    result = comparisons[family]
+    assert result["ids"] == result["expected"]
+    assert result["logprobs"] < 1e-5
+    assert result["beams"] == 2
+    assert "every token costs a pass over its whole text" in result["notes"][0]
