@@ -85,11 +85,17 @@ class PodSide:
     def resolve_path(self, path: str) -> tuple[str, str]:
         """Return the absolute path, and its kind."""
         absolute, kind = self._ask("resolve", path)
+        self._check_name(os.path.basename(absolute))
         return absolute, kind
 
     def list_tree(self, path: str) -> dict[str, Any]:
-        """List a file or a folder."""
+        """List a file or a folder. Raises UserError for names outside of it.
+
+        A program in the pod may have answered in place of ours.
+        """
         result: dict[str, Any] = self._ask("list", path)
+        for name in (*(name for name, _ in result["files"]), *result["folders"]):
+            self._check_name(name)
         return result
 
     def digest_file(self, path: str, size: int | None = None) -> tuple[int, str]:
@@ -120,6 +126,10 @@ class PodSide:
     def make_folders(self, paths: list[str]) -> None:
         """Create folders."""
         self._ask("folders", paths)
+
+    def _check_name(self, name: str) -> None:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise UserError(f"Pod {self._pod.pod} lists {name!r}, which leaves its folder.")
 
     def _ask(self, *request: object) -> Any:
         self._send(json.dumps(request).encode() + b"\n")

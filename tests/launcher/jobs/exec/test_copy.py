@@ -199,3 +199,30 @@ def test_program_that_ends_is_an_error(tmp_path: Path) -> None:
     )
     with pytest.raises(ClusterError, match=r"The copy ended in pod own-w-0-0: exit code 3\."):
         transfer.run("source", str(tmp_path / "target"))
+
+
+@pytest.mark.parametrize(
+    ("resolved", "files", "folders"),
+    [
+        ("/data/model", ["../escaped"], []),
+        ("/data/model", ["/escaped"], []),
+        ("/data/model", [], ["a/../../escaped"]),
+        ("/data/..", ["escaped"], []),
+    ],
+)
+def test_pod_cannot_choose_a_path_outside_of_the_target(
+    resolved: str,
+    files: list[str],
+    folders: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = {"files": [[name, 0o644] for name in files], "folders": folders, "others": []}
+    answers = {"resolve": [resolved, "folder"], "list": tree, "digest": [0, ""]}
+    monkeypatch.setattr(PodSide, "_ask", lambda self, request, *operands: answers[request])
+    target = tmp_path / "inner"
+    target.mkdir()
+    pod = PodSide(cast(RankPod, Pod(tmp_path, [])))
+    with pytest.raises(UserError, match="which leaves its folder"):
+        Copy(pod, is_download=True, say=print).run("model", str(target))
+    assert list(tmp_path.rglob("*")) == [target]
