@@ -64,6 +64,8 @@ class Columns:
     unusable: Mapping[str, str]
     # What columns of texts were read as, for messages.
     readings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # The texts of these columns, which may be names of classes.
+    texts: Mapping[str, Column] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.ends_F[-1])
@@ -163,7 +165,11 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
         raise DataError(f"{first.name} {problem}: {error}") from None
     ends_F = np.cumsum(np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]))
     readings = {name: reading for part in parts for name, reading in part.readings.items()}
-    return Columns(tuple(paths), ends_F, values, first.classes, unusable, readings)
+    texts = {
+        name: np.concatenate([part.texts.get(name, part.values[name]) for part in parts])
+        for name in readings
+    }
+    return Columns(tuple(paths), ends_F, values, first.classes, unusable, readings, texts)
 
 
 def _read_table(path: str, text_columns: Collection[str]) -> Columns:
@@ -189,14 +195,14 @@ def _read_table(path: str, text_columns: Collection[str]) -> Columns:
     if not count:
         missing = "rows" if values or unusable else "columns"
         raise DataError(f"{printable_path(path)} has no {missing}")
-    readings = {}
+    readings, texts = {}, {}
     for name in values.keys() - {*text_columns}:
         for reading, parse in (("percentages", parse_percentage), ("dates", parse_date)):
             numbers = _parse_texts(values[name], parse)
             if numbers is not None:
-                values[name], readings[name] = numbers, reading
+                texts[name], values[name], readings[name] = values[name], numbers, reading
                 break
-    return Columns((path,), np.array([count]), values, classes, unusable, readings)
+    return Columns((path,), np.array([count]), values, classes, unusable, readings, texts)
 
 
 def parse_percentage(text: str) -> float | None:

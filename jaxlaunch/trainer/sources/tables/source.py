@@ -209,10 +209,11 @@ class TableEncoder:
         self.notes: list[str] = []
         if data.columns is None:
             self.notes += [f"{name!r} is an index, not a feature" for name in index_columns]
+        converted = self.names if target == "class" else [*self.names, *self.label]
         self.notes += [
             f"{name!r} is read as {reading}"
             for name, reading in table.readings.items()
-            if name in (*self.names, *self.label) and name not in data.declared_columns
+            if name in converted and name not in data.declared_columns
         ]
 
     @property
@@ -316,9 +317,10 @@ class TableEncoder:
         self, table: Columns, name: str
     ) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
         location, label = f"{table.name}, {name!r}", f"its label {name!r}"
-        numbers = column_numbers(table, name)
+        # 10% and 2026-12-31 are names of classes, too.
+        texts = table.texts.get(name, table.values[name])
+        numbers = None if name in table.texts else column_numbers(table, name)
         if numbers is None:
-            texts = table.values[name]
             for row, value in enumerate(texts):
                 if is_missing_value(value):
                     raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")

@@ -53,6 +53,21 @@ def test_kinds_of_columns_are_recognized_and_stated(tmp_path: Path) -> None:
     assert table.readings == {"day": "dates"}
 
 
+@pytest.mark.parametrize(
+    "names", [["10%", "5 %", "10%"], ["2024-05-01", "2024-04-01", "2024-05-01"]]
+)
+def test_percentages_and_dates_are_names_of_classes(tmp_path: Path, names: list[str]) -> None:
+    for part in ("a", "b"):
+        lines = [json.dumps({"x": number, "label": name}) for number, name in enumerate(names)]
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(lines))
+    rows = open_rows(tmp_path / "*.jsonl")
+    assert rows.classes == tuple(sorted(set(names)))
+    assert [rows[index]["label"] for index in range(6)] == 2 * [
+        sorted(set(names)).index(name) for name in names
+    ]
+    assert not any("is read as" in note for note in rows.notes)
+
+
 def test_job_declares_kinds_of_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(CSV)
     declared = {"zip": "category", "size": ["S", "M", "L"], "visit": "date"}
