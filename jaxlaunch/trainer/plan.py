@@ -38,6 +38,7 @@ from jaxlaunch.trainer.spec import (
     ResNet,
     Synthetic,
     TrainSpec,
+    TransformersModel,
     ViT,
     model_sizes,
 )
@@ -99,7 +100,7 @@ def read_job() -> tuple[TrainSpec, Task]:
 def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
     """Replace the data by synthetic examples if the model determines their shapes."""
     match spec.model:
-        case Decoder() | GPT2() if isinstance(task, NextToken):
+        case Decoder() | GPT2() | TransformersModel() if isinstance(task, NextToken):
             synthetic = Synthetic(source="synthetic")
         case ViT() as model if isinstance(task, Classify):
             synthetic = Synthetic(source="synthetic", shape=[*model.image, model.channels])

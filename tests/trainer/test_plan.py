@@ -72,6 +72,13 @@ def test_convolutional_network_is_planned_for_data_size() -> None:
     assert plan.with_synthetic_data(train, Classify()).data.shape == [32, 48, 3]
 
 
+def test_model_of_transformers_is_planned_without_its_data() -> None:
+    model = spec.TransformersModel(init_from="olmo")
+    data = {"source": "text", "path": "none"}
+    train = spec.TrainSpec(task="lm", model=model, data=data)
+    assert plan.with_synthetic_data(train, NextToken()).data.source == "synthetic"
+
+
 def test_sampling_bytes_hold_weights_and_cache() -> None:
     options = spec.Eval(every=5, samples=spec.Samples(prompts=[[1, 2], [3], "ab"], max_tokens=6))
     result = make_plan(tiny.Counting(), precision="bf16", mesh={"dp": 4, "mp": 2}, eval=options)
