@@ -1,8 +1,8 @@
 """Jobs from Python: a function on two hosts, and a job that runs here or on a cluster.
 
-Each process of the decorated function joins the others, as any program does. Every value that the
-function returns is that of rank 0, and an exception of any rank is raised here. In a notebook the
-same works in a cell, where a handle shows its state.
+Each process of the decorated function joins the others, as any program does. A call returns the
+value of rank 0, or raises the exception of the rank that failed. The same works in the cell of a
+notebook, where a handle shows its state.
 
 `python examples/from_python.py` runs both on this machine; `python examples/from_python.py submit`
 submits the second one to the cluster of your kubeconfig, with the image of its cluster defaults.

@@ -1,4 +1,4 @@
-"""`launcher exec`, `shell`, `port-forward` and `copy`: a way into the process of a rank."""
+"""`launcher exec`, `shell`, `port-forward` and `copy`: enter the pod of a rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def exec_command(
 
     It starts in the folder of the rank's process and with its environment, but does not join the
     gang or report as the rank. Its exit code is that of COMMAND. Write `--` before a COMMAND with
-    options. On a terminal it has a terminal.
+    options. If stdin and stdout are terminals, COMMAND has one, too.
     """
     if rank is not None and host is not None:
         raise UserError("--rank and --host cannot be combined.", "give one of them.")

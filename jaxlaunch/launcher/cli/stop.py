@@ -209,8 +209,8 @@ def delete_command(
     """Delete job JOB_NAME, or a run here with its folder.
 
     The processes of a job save first. What they wrote to volumes and buckets is not deleted. A run
-    below runs/ is deleted with its checkpoints and logs, after a question, and never while it runs.
-    Several names are deleted one after the other.
+    below runs/ is deleted with its checkpoints and logs, after a confirmation, and never while it
+    runs. Several names are deleted one after the other.
     """
 
     def delete(name: str) -> int:

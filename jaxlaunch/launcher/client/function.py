@@ -44,12 +44,15 @@ def job(**keys: Any) -> Callable[[Callable[P, R]], JobFunction[P, R]]:
     **Returns:**
 
     A decorator. The function then returns what rank 0 returns, or raises what the failed rank
-    raised, with its traceback as a note. Arguments and values are None, numbers, texts, lists,
-    dicts and arrays of numbers; arrays return as NumPy's.
+    raised, with its traceback as a note. Arguments and values are None, booleans, numbers,
+    strings, lists, dicts with strings as keys, and arrays of numbers. Tuples return as lists, and
+    arrays as NumPy's.
 
     **Raises:**
 
-    [`JobFailedError`](#jobfailederror) from the call, if a process ended without an exception.
+    [`JobFailedError`](#jobfailederror) from the call, if a process ended without an exception, or
+    its exception cannot be created here. [`UserError`](#usererror) for a function that is not at
+    the top of its module, and for a call while a process of a job imports it.
 
     **Example:**
 

@@ -192,10 +192,12 @@ class Handle(abc.ABC):
         """
 
     def bundle(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write an archive with everything that is known about it, without credentials.
+        """Write what is known about it to one archive, and return its path.
 
-        It has the job, its objects, events, logs, summaries and versions; by default it is
-        NAME.bundle.tar.gz. `launcher explain` reads it. Returns its path.
+        It has the job, its objects, events, the ends of its logs, summaries and versions; by
+        default it is NAME.bundle.tar.gz. Values of environment variables are left out, and what
+        looks like a credential is hidden: read the files before you send them. `launcher explain`
+        reads it.
         """
         from jaxlaunch.launcher.client import bundle
 

@@ -117,8 +117,10 @@ class Job:
     ) -> Handle:
         """Run the job on this machine to its end, as `launcher run` does.
 
-        The run is in `folder`, by default runs/NAME. `on_line` is called with each line of the
-        ranks. Ctrl-C makes the processes save and end, and is raised afterwards.
+        The run is in `folder`, by default runs/NAME. `volumes` maps names of volumes to folders;
+        `simulate` and `take_over` are options of `launcher run`. `on_line` is called with each line
+        of the ranks. At Ctrl-C, or if `launcher stop` ends the run, the processes save and end, and
+        KeyboardInterrupt is raised.
 
         Raises [`JobFailedError`](#jobfailederror) if it does not complete.
         """

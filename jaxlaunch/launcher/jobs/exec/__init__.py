@@ -1,1 +1,1 @@
-"""`launcher exec`, `shell`, `port-forward` and `copy`: a way into the process of a rank."""
+"""`launcher exec`, `shell`, `port-forward` and `copy`: enter the pod of a rank."""
