@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import sys
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -89,7 +89,8 @@ def _enter(
     if (
         run := job_view.find_local_run(name, namespace, context, location, output.show_messages)
     ) is not None:
-        _enter_run(run, command, rank or 0)
+        per_host = 1 if run.job is None else run.job.process_count_per_host
+        _enter_run(run, command, (host or 0) * per_host if rank is None else rank)
     pod = _find_pod(name, namespace, context, location, rank, host)
     # Imported here, because it is not needed for a run of this machine.
     from jaxlaunch.launcher.cli import terminal
@@ -97,7 +98,7 @@ def _enter(
     return terminal.run_in_pod(pod, command)
 
 
-def _enter_run(run: Run, command: Sequence[str], rank: int) -> None:
+def _enter_run(run: Run, command: Sequence[str], rank: int) -> NoReturn:
     """Replace this process by a command next to a rank of a run here. Raises UserError."""
     start = run.newest_start
     place = None
@@ -181,8 +182,11 @@ def _forward(pod: RankPod, port: int, client: socket.socket) -> None:
     with client:
         try:
             tunnel = pod.open_port(port)
-            with contextlib.closing(tunnel):
+            try:
                 streams.relay_connection(tunnel, client)
+            finally:
+                # `close` would leave the socket open if the pod has closed the connection.
+                tunnel.shutdown()
         except streams.ForwardError as error:
             output.show_messages(f"port {port} of pod {pod.pod}: {error}")
         except (ClusterError, OSError, websocket.WebSocketException) as error:

@@ -80,7 +80,7 @@ class PodSide:
         """Close the connection. The next call opens another one."""
         if self._stream is not None:
             self._stream.__exit__()
-        self._stream, self._unread = None, b""
+        self._stream, self._unread, self._messages = None, b"", b""
 
     def resolve_path(self, path: str) -> tuple[str, str]:
         """Return the absolute path, and its kind."""
@@ -192,6 +192,8 @@ class Copy:
         self._source: Side = pod if is_download else local
         self._target: Side = local if is_download else pod
         self._idle_cuts = 0
+        # The size of the part that the target had when its copy began or continued last.
+        self._part_size = 0
 
     def run(self, source: str, target: str) -> CopyCounts:
         """Copy `source` to `target`, or into it if that is a folder, as `cp -r` does.
@@ -212,7 +214,8 @@ class Copy:
                 folders = [root, *(os.path.join(root, name) for name in tree["folders"])]
                 self._repeat(lambda: self._target.make_folders(folders))
             for name in tree["others"]:
-                self._say(f"{name or source} is neither a file nor a folder, and is left out")
+                problem = "is a link to a folder, or neither a file nor a folder"
+                self._say(f"{name or source} {problem}, and is left out")
             for name, mode in tree["files"]:
                 file, goal = (os.path.join(path, name) if name else path for path in (source, root))
                 self._copy_file(file, goal, mode)
@@ -230,11 +233,14 @@ class Copy:
             size, digest = self._repeat(lambda: self._source.digest_file(source))
             if self._repeat(lambda: self._target.digest_file(target)) == (size, digest):
                 self.counts.unchanged += 1
+                self._idle_cuts = 0
                 return
+            self._part_size = 0
             self._repeat(functools.partial(self._send_rest, source, target, size))
             finish = functools.partial(self._target.finish_file, target, digest, mode)
             if self._repeat(finish):
                 self.counts.files += 1
+                self._idle_cuts = 0
                 return
         raise UserError(
             f"{source} changed while it was copied: the digests of both sides differ.",
@@ -244,6 +250,9 @@ class Copy:
     def _send_rest(self, source: str, target: str, size: int) -> None:
         """Send what the part of the target lacks."""
         part_size, part_digest = self._target.digest_file(target + folder_server.PART_SUFFIX)
+        if part_size > self._part_size:
+            # The connection was cut after bytes had arrived.
+            self._part_size, self._idle_cuts = part_size, 0
         offset = 0
         part = (part_size, part_digest)
         if 0 < part_size <= size and self._source.digest_file(source, part_size) == part:
@@ -255,7 +264,6 @@ class Copy:
     def _count_bytes(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             self.counts.sent_bytes += len(chunk)
-            self._idle_cuts = 0
             yield chunk
 
     def _repeat(self, action: Callable[[], Any]) -> Any:

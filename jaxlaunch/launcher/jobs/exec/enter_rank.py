@@ -85,6 +85,9 @@ def start_command(argv: Sequence[str], folder: str | None, environ: Mapping[str,
         if folder is not None:
             os.chdir(folder)
         name = argv[0]
+        # Python ignores these signals, and a command would inherit that.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
         os.execvpe(name, list(argv), dict(environ))
     except OSError as error:
         print(f"{name}: {error.strerror}", file=sys.stderr)

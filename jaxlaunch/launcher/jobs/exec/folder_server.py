@@ -32,14 +32,20 @@ def list_tree(path: str) -> dict[str, list[Any]]:
 
     Returns:
         `files`: pairs of a name, which is empty for a single file, and a mode. `folders`: names.
-        `others`: names of what is neither, such as sockets and links to nothing.
+        `others`: names of what is neither, such as sockets, and links to folders or to nothing.
+
+    Raises:
+        OSError: If a folder cannot be read.
     """
     tree: dict[str, list[Any]] = {"files": [], "folders": [], "others": []}
     names = [] if os.path.isdir(path) else [""]
-    for folder, folders, files in os.walk(path):
+    for folder, folders, files in os.walk(path, onerror=_raise_error):
         relative = os.path.relpath(folder, path)
         names += [os.path.normpath(os.path.join(relative, name)) for name in files]
-        tree["folders"] += [os.path.normpath(os.path.join(relative, name)) for name in folders]
+        for name in folders:
+            # Links to folders are not followed, because they may lead back.
+            kind = "others" if os.path.islink(os.path.join(folder, name)) else "folders"
+            tree[kind].append(os.path.normpath(os.path.join(relative, name)))
     for name in sorted(names):
         try:
             status = os.stat(os.path.join(path, name) if name else path)
@@ -51,6 +57,12 @@ def list_tree(path: str) -> dict[str, list[Any]]:
         elif not name.endswith(PART_SUFFIX):
             tree["files"].append((name, stat.S_IMODE(status.st_mode)))
     return tree
+
+
+def _raise_error(error: OSError) -> None:
+    """Raise an error of `os.walk`, unless the path is that of a single file."""
+    if not isinstance(error, NotADirectoryError):
+        raise error
 
 
 def digest_file(path: str, size: int | None = None) -> tuple[int, str]:
@@ -86,10 +98,20 @@ def read_file(path: str, offset: int, size: int) -> Iterator[bytes]:
 def write_part(path: str, offset: int, chunks: Iterable[bytes]) -> None:
     """Write bytes from an offset on to the part of a file, and cut off what follows it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + PART_SUFFIX, "ab") as file:
-        file.truncate(offset)
-        for data in chunks:
-            file.write(data)
+    try:
+        with open(path + PART_SUFFIX, "ab", opener=_open_private) as file:
+            file.truncate(offset)
+            for data in chunks:
+                file.write(data)
+    except OSError as error:
+        # A failed write, as on a full disk, does not name its file.
+        error.filename = error.filename or path
+        raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that only this user can read, because the source may be private."""
+    return os.open(path, flags, 0o600)
 
 
 def finish_file(path: str, digest: str, mode: int) -> bool:
@@ -101,7 +123,8 @@ def finish_file(path: str, digest: str, mode: int) -> bool:
     if part_digest != digest:
         os.unlink(path + PART_SUFFIX)
         return False
-    os.chmod(path + PART_SUFFIX, mode | stat.S_IWUSR)
+    # With the set-user-ID bit, a pod could leave a program here that runs as this user.
+    os.chmod(path + PART_SUFFIX, mode & 0o777 | stat.S_IWUSR)
     os.replace(path + PART_SUFFIX, path)
     return True
 

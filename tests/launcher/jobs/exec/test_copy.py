@@ -95,22 +95,28 @@ def run_copy(
     yield run
 
 
-def test_folder_is_copied_whole_and_again_not_at_all(run_copy: Run, tmp_path: Path) -> None:
+def test_folder_is_copied_whole_and_again_not_at_all(
+    run_copy: Run, tmp_path: Path, messages: list[str]
+) -> None:
     source = tmp_path / "source"
     (source / "a" / "b").mkdir(parents=True)
     (source / "empty").mkdir()
     (source / "a" / "b" / "file").write_bytes(DATA)
     (source / "script").write_text("x")
-    (source / "script").chmod(0o755)
+    (source / "script").chmod(0o4755)
     (source / "link").symlink_to("script")
+    (source / "latest").symlink_to("a")
     (source / f"old{PART}").write_text("a part of another copy")
     counts = run_copy(source, tmp_path / "target")
     assert counts == CopyCounts(files=3, sent_bytes=len(DATA) + 2)
     target = tmp_path / "target"
     names = {str(path.relative_to(target)) for path in target.rglob("*")}
     assert names == {"a", "a/b", "a/b/file", "empty", "script", "link"}
+    assert messages == [
+        "latest is a link to a folder, or neither a file nor a folder, and is left out"
+    ]
     assert (target / "a" / "b" / "file").read_bytes() == DATA
-    assert (target / "script").stat().st_mode & 0o777 == 0o755
+    assert (target / "script").stat().st_mode & 0o7777 == 0o755
     # Into a folder that exists, as `cp -r` does.
     target.rename(tmp_path / "source-before")
     (tmp_path / "target").mkdir()
@@ -144,6 +150,24 @@ def test_part_of_an_earlier_copy_is_continued_if_it_fits(
     counts = run_copy(tmp_path / "source", tmp_path / "target")
     assert counts == CopyCounts(1, 0, len(DATA), 0)
     assert (tmp_path / "target").read_bytes() == DATA
+
+
+def test_upload_whose_bytes_never_arrive_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy, "_FIRST_PAUSE_S", 0.0)
+    (tmp_path / "source").write_bytes(DATA)
+    # Each connection is cut at the first bytes of the file, after the requests before it.
+    pod = PodSide(cast("RankPod", Pod(tmp_path, [1000] * 50)))
+    with pytest.raises(UnreachableError):
+        Copy(pod, is_download=False, say=print).run(
+            str(tmp_path / "source"), str(tmp_path / "target")
+        )
+
+
+def test_part_of_a_private_file_is_private(tmp_path: Path) -> None:
+    folder_server.write_part(str(tmp_path / "key"), 0, [DATA])
+    assert (tmp_path / f"key{PART}").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_copied_is_named(

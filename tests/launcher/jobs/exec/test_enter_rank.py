@@ -80,6 +80,10 @@ def test_program_runs_without_jaxlaunch(tmp_path: Path) -> None:
     done = subprocess.run([*argv, *command], capture_output=True, text=True, env={"PATH": "/bin"})
     assert (done.returncode, done.stdout) == (4, "xterm abc\n")
     assert "rank 987654 has no process now" in done.stderr
+    # A pipe whose reader has ended ends the command without a message.
+    pipe = [*command[:4], "sh", "-c", "yes | head -1"]
+    piped = subprocess.run([*argv, *pipe], capture_output=True, text=True)
+    assert piped.stdout == "y\n" and "Broken pipe" not in piped.stderr
     missing = subprocess.run(
         [*argv, *command[:4], "no-such-program"], capture_output=True, text=True
     )
