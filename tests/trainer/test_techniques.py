@@ -12,7 +12,7 @@ import yaml
 from jaxlaunch.trainer.spec import TrainSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "techniques.md"
-TASKS = {"data": "classify"}
+TASKS = {"data": "classify", "loss": "dpo"}
 WRITTEN = [yaml.safe_load(code) for code in re.findall(r"`(\w+: [^`]+)`", PAGE.read_text())]
 BLOCKS = [
     block
