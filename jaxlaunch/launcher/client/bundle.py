@@ -12,9 +12,10 @@ import io
 import json
 import os
 import platform
+import shlex
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import credentials
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
+from jaxlaunch.launcher.kubernetes.labels import SUBMITTED_WORDS
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.wording import os_error_reason
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.records.log_lines import format_line
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.run_folder import without_secrets
+from jaxlaunch.runs.run_folder import SECRET_KEYS, RunFolder, start_rows, without_secrets
 
 SUFFIX = ".bundle.tar.gz"
 EXPLANATION = "explanation.json"
@@ -41,6 +43,8 @@ _MAX_FILE_BYTES, _MAX_LOG_BYTES = 4 << 20, 64 << 20
 # Files of a run, and of each of its starts.
 _RUN_FILES = (layout.SUMMARY, layout.ATTEMPTS, layout.RANKS, layout.METRICS, layout.EVALS)
 _START_FILES = (layout.SUMMARY, layout.COMMAND)
+# The annotation in which kubectl repeats the whole object as JSON.
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def write_bundle(view: JobView, logs: Iterable[tuple[str, str]], path: Path) -> None:
@@ -97,7 +101,8 @@ def _list_files(view: JobView) -> Iterator[tuple[str, str]]:
     versions = {"jaxlaunch": importlib.metadata.version("jaxlaunch"), "bundle": str(VERSION)}
     versions |= {"python": platform.python_version(), "system": platform.platform()}
     yield "versions.json", _dump_json(versions)
-    yield EXPLANATION, _dump_json(view.explanation.to_json())
+    explanation = view.explanation.to_json()
+    yield EXPLANATION, _dump_json(_hide_in_texts(explanation, _list_words(view)))
     if isinstance(view, RunView):
         yield "status.json", _dump_json(view.status.to_json())
         yield from _list_run_files(view.run)
@@ -120,7 +125,65 @@ def _list_run_files(run: Run) -> Iterator[tuple[str, str]]:
             # Not every run has all files.
             continue
         text = data.decode(errors="replace")
-        yield name, _hide_environment(text) if name.endswith(layout.JOB) else text
+        if name.endswith(layout.JOB):
+            text = _hide_environment(text)
+        elif name.endswith(layout.COMMAND):
+            text = _hide_words_in_json(text)
+        yield name, text
+
+
+def _list_words(view: JobView) -> list[str]:
+    """Return the arguments of the submission, or of all starts of a run, longest first."""
+    words = list[str]()
+    if isinstance(view, ClusterView) and view.has_job:
+        words += view.snapshot.submitted_words
+    elif isinstance(view, RunView):
+        folder = RunFolder(view.run.folder)
+        for row in start_rows(view.run.summary):
+            command = folder.read_json(layout.start_file(row.start, layout.COMMAND))
+            if isinstance(start_words := command.get("words"), list):
+                words += [word for word in start_words if isinstance(word, str)]
+    # One may be the beginning of another.
+    return sorted(words, key=len, reverse=True)
+
+
+def _hide_word(word: str) -> str:
+    """Return an argument, without its value if that may contain values of an environment."""
+    key, sign, value = word.partition("=")
+    place = word if value.lstrip().startswith(("{", "[")) else key
+    has_secrets = any(secret_key in place for secret_key in SECRET_KEYS)
+    return f"{key}={credentials.HIDDEN}" if sign and has_secrets else word
+
+
+def _hide_words(value: Any) -> Any:
+    """Return the arguments in parsed JSON without values of an environment."""
+    if isinstance(value, dict):
+        return {key: _hide_words(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hide_words(item) for item in value]
+    return _hide_word(value) if isinstance(value, str) else value
+
+
+def _hide_words_in_json(text: str) -> str:
+    """Return recorded arguments without values of an environment, and "" for invalid JSON."""
+    try:
+        return json.dumps(_hide_words(json.loads(text)), ensure_ascii=False)
+    except ValueError:
+        return ""
+
+
+def _hide_in_texts(value: Any, words: Sequence[str]) -> Any:
+    """Return an explanation whose commands are without values of an environment."""
+    if isinstance(value, dict):
+        return {key: _hide_in_texts(item, words) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hide_in_texts(item, words) for item in value]
+    if isinstance(value, str):
+        for word in words:
+            if (hidden := _hide_word(word)) != word:
+                value = value.replace(shlex.quote(word), shlex.quote(hidden))
+                value = value.replace(word, hidden)
+    return value
 
 
 def _has_starts(run: Run) -> bool:
@@ -163,7 +226,10 @@ def _hide_variables(value: Any) -> Any:
     if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
         is_ours = value["name"].startswith(("JAXLAUNCH_", "JAX_"))
         return value | {"value": _hide_in_json(value["value"]) if is_ours else "…"}
-    return {key: _hide_variables(item) for key, item in value.items()}
+    hidden = {key: _hide_variables(item) for key, item in value.items() if key != _LAST_APPLIED}
+    if isinstance(words := hidden.get(SUBMITTED_WORDS), str):
+        hidden[SUBMITTED_WORDS] = _hide_words_in_json(words)
+    return hidden
 
 
 def _hide_in_json(text: str) -> str:

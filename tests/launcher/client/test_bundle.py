@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS
+from jaxlaunch.launcher.kubernetes.labels import SUBMITTED_WORDS
 from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.runs import layout
 from tests.launcher import apiserver, objects
@@ -54,6 +55,10 @@ SECRETS = [
 ]
 
 
+# Arguments of a submission, as they are recorded.
+WORDS = ["env.PASSPHRASE=correct horse's canary31x", 'env={"WEBHOOK": "canary32x"}']
+
+
 @pytest.fixture
 def call(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -87,9 +92,15 @@ def test_bundle_of_run_explains_and_hides_secrets(
     with log.open("a") as file:
         file.write(" canary25 of the environment\nlast line\n")
     (folder / "starts" / "1" / "job.yaml").write_text(job)
+    for start in (1, 2):
+        words = ["job.yaml", "hosts=2", *WORDS]
+        command = {"folder": str(tmp_path), "words": words}
+        (folder / "starts" / str(start)).mkdir(exist_ok=True)
+        (folder / "starts" / str(start) / "command.json").write_text(json.dumps(command))
     told = call("explain", "runs/lm")
     assert call("bundle", "runs/lm").out == "lm.bundle.tar.gz\n"
-    assert call("explain", "lm.bundle.tar.gz") == told
+    assert "canary31x" in told.out
+    assert call("explain", "lm.bundle.tar.gz").out.count("env.PASSPHRASE=…") == 1
     files = read_bundle(tmp_path / "lm.bundle.tar.gz")
     assert {"job.yaml", "summary.json", "attempts.jsonl", "versions.json", "status.json"} <= {
         *files
@@ -99,6 +110,9 @@ def test_bundle_of_run_explains_and_hides_secrets(
     assert json.loads(files["summary.json"])["verdict"]["code"] == 65
     whole = "".join(files.values())
     planted = [secret for secret, _ in SECRETS] + ["canary25 of", "canary26x", "canary27x"]
+    planted += ["canary31x", "canary32x"]
+    words = json.loads(files["starts/1/command.json"])["words"]
+    assert words == ["job.yaml", "hosts=2", "env.PASSPHRASE=…", "env=…"]
     assert [secret for secret in planted if secret in whole] == []
 
 
@@ -109,6 +123,10 @@ def test_bundle_of_job_explains_and_hides_secrets(
     server.put(NAMESPACES.path(None, "team"), {})
     jobset = objects.jobset(1, env={"PLAIN": "canary28x"})
     jobset["metadata"]["annotations"]["note"] = "GIT_TOKEN=canary29x"
+    jobset["metadata"]["annotations"][SUBMITTED_WORDS] = json.dumps(["job.yaml", *WORDS])
+    last_applied = {"spec": {"env": [{"name": "PLAIN", "value": "canary33x"}]}}
+    name = "kubectl.kubernetes.io/last-applied-configuration"
+    jobset["metadata"]["annotations"][name] = json.dumps(last_applied)
     server.put(JOBSETS.path("team", "lm"), jobset)
     pod: Obj = objects.pending(0, "0/3 nodes are available: REGISTRY_PASSWORD=canary30x")
     server.put(PODS.path("team", pod["metadata"]["name"]), pod)
@@ -120,7 +138,7 @@ def test_bundle_of_job_explains_and_hides_secrets(
     assert {"jobset.yaml", "pods.yaml", "events.json", "records.log", "versions.json"} <= {*files}
     whole = "".join(files.values())
     assert "registry.example/train:1" in whole and "node" in whole
-    assert [name for name in ("canary28x", "canary29x", "canary30x") if name in whole] == []
+    assert [number for number in range(28, 34) if f"canary{number}x" in whole] == []
 
 
 def test_bundle_of_nothing_says_so(
