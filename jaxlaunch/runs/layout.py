@@ -37,6 +37,8 @@ JOB = "job.yaml"
 COMMAND = "command.json"
 # The lock that the launcher and its agents hold while they use the folder.
 LOCK = ".lock"
+# The beginning of the name of a folder that is being deleted. It is not shown as a run.
+DELETED_PREFIX = ".deleted-"
 # The folder with a folder for each start, which has its number as name.
 STARTS = "starts"
 LOGS = "logs"
@@ -133,9 +135,10 @@ def find_own_sweeps(folder: Path) -> Iterator[Path]:
 
 def _list_folder(folder: Path) -> list[Path]:
     try:
-        return [folder / name for name in sorted(os.listdir(folder))]
+        names = sorted(os.listdir(folder))
     except OSError:
         return []
+    return [folder / name for name in names if not name.startswith(DELETED_PREFIX)]
 
 
 def read_tracker_place(folder: Path, feed_id: str | None = None) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.client import ending, job_view
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs import dependents, lifecycle
+from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj, terminal_state
@@ -84,11 +85,14 @@ def _stop_by_name(
     *,
     no_wait: bool,
 ) -> int:
-    if location is None and (sweep := run_folders.find_sweep(name)) is not None:
+    is_anywhere = location is None and namespace is None and context is None
+    if is_anywhere and (sweep := run_folders.find_sweep(name)) is not None:
         return _stop_sweep(SweepTable(sweep), limit_s, no_wait=no_wait)
     say = output.show_messages
     if (run := job_view.find_local_run(name, namespace, context, location, say)) is not None:
-        return _stop_run(run, None if no_wait else limit_s or ending.stop_limit_s(run))
+        if limit_s is None:
+            limit_s = ending.stop_limit_s(run)
+        return _stop_run(run, None if no_wait else limit_s)
     cluster = job_view.connect_cluster(name, context, location, say)
     namespace = namespace or cluster.namespace
     end = ending.stop_job(cluster, namespace, name, limit_s, should_wait=not no_wait, say=say)
@@ -147,7 +151,7 @@ def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> i
         output.show_lines(f"sweep/{name} stopping")
         return 0
     limits_s = [ending.stop_limit_s(run) for run in (active_runs or [leader])]
-    deadline = time.monotonic() + (limit_s or max(limits_s))
+    deadline = time.monotonic() + (max(limits_s) if limit_s is None else limit_s)
     is_over = run_folders.wait_for_end(leader, deadline - time.monotonic(), LOCK)
     for run in active_runs:
         is_over = run_folders.wait_for_end(run, deadline - time.monotonic()) and is_over
@@ -173,12 +177,13 @@ def _stop_jobs(sweep: SweepTable, cluster: Cluster, namespace: str) -> int:
 def _has_job(name: str) -> bool | None:
     """Return whether the context's namespace has a job with a name, or None if there is no cluster.
 
-    A cluster that does not answer counts as one without the job.
+    A cluster that does not answer, or whose kubeconfig cannot be used, counts as one without the
+    job.
     """
     try:
         cluster = Cluster.connect(None)
     except ClusterError:
-        return None
+        return False if kubeconfig.has_kubeconfig() else None
     cluster.limit_call_time(job_view.NAME_CHECK_TIMEOUT_S)
     try:
         return cluster.get(JOBSETS, name) is not None
@@ -257,6 +262,10 @@ def _delete_folder(folder: Path, *, yes: bool, is_ambiguous: bool) -> int:
         raise UserError(message, f"`launcher delete {path} --yes` deletes the {kind}.")
     if not yes:
         _confirm_deletion(f"{path} is a {kind} on this machine, with its checkpoints and logs")
-    ending.delete_folder(folder)
+    try:
+        ending.delete_folder(folder)
+    except KeyboardInterrupt as interrupt:
+        output.show_messages(*getattr(interrupt, "__notes__", ()))
+        raise
     output.show_lines(f"{kind}/{folder.name} deleted")
     return 0

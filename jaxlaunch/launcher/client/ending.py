@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,18 +127,50 @@ def check_deletable(folder: Path) -> None:
         hint = f"`launcher delete` takes their names, which `launcher list {name}` shows; `rm -r "
         message = f"The runs of sweep {folder.name} are jobs on a cluster."
         raise UserError(message, f"{hint}{path}` deletes its table.")
-    folders = [folder, *(run.folder for run in run_folders.list_runs(folder))]
-    is_running = layout.find_holder(folder, LOCK) is not None if kind == "sweep" else False
-    if is_running or any(layout.find_holder(run) is not None for run in folders):
-        message = f"{kind.capitalize()} {folder.name} is running."
-        raise UserError(message, f"`launcher stop {name}` first.")
+    lock_name = LOCK if kind == "sweep" else layout.LOCK
+    if layout.find_holder(folder, lock_name) is not None:
+        raise _running_error(folder)
+    _require_ended_members(folder)
+
+
+def _require_ended_members(folder: Path) -> None:
+    """Raise UserError if a run below the folder of a run or of a sweep is running."""
+    if any(run.holder is not None for run in run_folders.list_runs(folder)):
+        raise _running_error(folder)
+
+
+def _running_error(folder: Path) -> UserError:
+    message = f"{folder_kind(folder).capitalize()} {folder.name} is running."
+    return UserError(message, f"`launcher stop {shlex.quote(folder.name)}` first.")
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete the folder of a run or of a sweep."""
+    """Delete the folder of a run or of a sweep.
+
+    It first gets another name: a run that starts meanwhile makes a new folder, and what remains of
+    a deletion that is interrupted is not a run.
+    """
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link.", "delete the folder to which it leads.")
+    remains = folder
     try:
-        # A run that starts meanwhile would lose its files.
         with run_folders.hold_lock(folder, LOCK if layout.is_sweep(folder) else layout.LOCK):
-            shutil.rmtree(folder)
+            _require_ended_members(folder)
+            prefix = f"{layout.DELETED_PREFIX}{folder.name}-"
+            target = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+            try:
+                folder.rename(target)
+            except OSError:
+                target.rmdir()
+                raise
+            remains = target
+            shutil.rmtree(target)
     except OSError as error:
-        raise UserError(f"{folder} cannot be deleted: {os_error_reason(error)}.") from None
+        message = f"{remains} cannot be deleted: {os_error_reason(error)}."
+        hint = f"`rm -r {shlex.quote(os.path.relpath(remains))}` deletes the rest of {folder.name}."
+        raise UserError(message, None if remains == folder else hint) from None
+    except KeyboardInterrupt as interrupt:
+        if remains != folder:
+            command = f"`rm -r {shlex.quote(os.path.relpath(remains))}`"
+            interrupt.add_note(f"{command} deletes the rest of {folder.name}")
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import click
 import pytest
 
 from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.client import ending
+from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.runs import layout
 from tests.launcher import apiserver, objects
@@ -145,6 +148,51 @@ def test_sweep_is_deleted_only_if_none_of_its_runs_is_running(call: Call, tmp_pa
         assert "Sweep lr is running." in call("delete", "runs/lr", "--yes").err
     assert call("delete", "runs/lr", "--yes").out == "sweep/lr deleted\n"
     assert not sweep.exists()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_rest_of_a_deletion_is_no_run(
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def delete(folder: Path) -> None:
+        assert layout.find_holder(folder) is not None and not Path("runs/lm").exists()
+        raise error
+
+    monkeypatch.setattr(shutil, "rmtree", delete)
+    shown = call("delete", "runs/lm", "--yes")
+    assert shown.code == (2 if isinstance(error, OSError) else 130)
+    (rest,) = Path("runs").iterdir()
+    assert f"`rm -r {rest}` deletes the rest of lm" in shown.err
+    assert call("list", "--local", "-o", "name").out == ""
+
+
+def test_run_that_starts_in_a_sweep_that_is_deleted_keeps_its_files(tmp_path: Path) -> None:
+    sweep = tmp_path / "runs" / "lr"
+    with layout.hold_lock(sweep / "lr-0"):
+        (sweep / layout.SWEEP).touch()
+        with pytest.raises(UserError, match="Sweep lr is running"):
+            ending.delete_folder(sweep)
+    assert (sweep / "lr-0" / ".lock").exists()
+
+
+def test_run_is_not_deleted_instead_of_a_job_of_a_broken_kubeconfig(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken").write_text("contexts: [")
+    for path in (tmp_path / "broken", tmp_path / "nothing"):
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        shown = call("delete", "lm", "--yes")
+        assert shown.code == 2 and "`launcher delete runs/lm --yes` deletes the run" in shown.err
+    assert Path("runs/lm").is_dir()
+
+
+def test_sweep_is_not_stopped_instead_of_a_job_of_a_namespace(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "digits").mkdir()
+    (tmp_path / "runs" / "digits" / layout.SWEEP).touch()
+    assert "Sweep digits is not running" in call("stop", "digits").err
+    for option in (("-n", "team-a"), ("--context", "other")):
+        shown = call("stop", "digits", *option)
+        assert shown.code != 0 and "Sweep" not in shown.err
 
 
 def test_runs_are_listed_by_a_python_without_ssl(
