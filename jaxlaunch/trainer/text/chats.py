@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from jaxlaunch.trainer.text.chat_turns import RowTemplate, Turns
 
 MESSAGES_FIELD = layouts.MESSAGES
-# Optional fields of a row: the tools that the assistant may call, and variables of the template.
-TOOLS_FIELD, OPTIONS_FIELD = "tools", "chat_template_kwargs"
+TOOLS_FIELD, OPTIONS_FIELD = layouts.TOOLS, layouts.OPTIONS
 OPTIONAL_FIELDS = (TOOLS_FIELD, OPTIONS_FIELD)
 # Variables of a template that a row cannot set.
 RESERVED_OPTIONS = ("messages", "tools", "documents", "add_generation_prompt")
@@ -69,15 +68,6 @@ class ChatTemplates:
         template = sources if TOOL_TEMPLATE in sources else sources[DEFAULT_TEMPLATE]
         identity = [CHATS_VERSION, template, tokens]
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-
-    def render_row(self, field: str, values: documents.Values, skipped: int = 0) -> Document:
-        """Render the chat of a row with its tools and options, as `render_document` does."""
-        try:
-            document = self.render_document(values[field], *parse_extras(values), skipped)
-        except UnfitRowError as error:
-            raise UnfitRowError(f"its field {field!r}: {error}") from None
-        unread_notes = count_unread(values, (field, *OPTIONAL_FIELDS))
-        return document._replace(notes=Counter(document.notes) + unread_notes)
 
     def render_document(
         self,
@@ -158,29 +148,33 @@ def read_chat(
 
     Raises UnfitRowError, SpecError.
     """
-    return make_document(layouts.read_row(values, row_format, field), tokenizer, field)
+    return make_document(layouts.read_row(values, row_format, field), tokenizer)
 
 
-def make_document(row: layouts.Row, tokenizer: str, field: str | None = None) -> Document:
+def make_document(row: layouts.Row, tokenizer: str) -> Document:
     """Return the document of a row. A prompt and a completion that are texts need no template."""
-    if layouts.COMPLETION in row.values and MESSAGES_FIELD not in row.values:
+    if row.is_plain:
         texts = [row.values[part] for part in (layouts.PROMPT, layouts.COMPLETION)]
         document = documents.join_texts(*texts)._replace(identity=splits.hash_value(texts))
-        notes = count_unread(row.values, (layouts.PROMPT, layouts.COMPLETION))
     else:
-        name = MESSAGES_FIELD if MESSAGES_FIELD in row.values else field or MESSAGES_FIELD
-        document = load_chats(tokenizer).render_row(name, row.values, row.prompt_messages)
-        document = document._replace(identity=splits.hash_value(row.values[name]))
-        notes = Counter(document.notes)
+        messages, chat = row.values[MESSAGES_FIELD], load_chats(tokenizer)
+        try:
+            extras = parse_extras(row.values)
+            document = chat.render_document(messages, *extras, row.prompt_messages)
+        except UnfitRowError as error:
+            noun = "field" if len(row.sources) == 1 else "fields"
+            names = " and ".join(map(repr, row.sources))
+            raise UnfitRowError(f"its {noun} {names}: {error}") from None
+        document = document._replace(identity=splits.hash_value(messages))
+    return document._replace(notes=Counter(document.notes) + count_notes(row))
+
+
+def count_notes(row: layouts.Row) -> Notes:
+    """Count the columns of a row that its layout does not read, and a layout that is converted."""
+    notes: Notes = Counter((NoteKind.UNREAD_FIELD, name) for name in row.unread)
     if not row.is_usual:
         notes[NoteKind.LAYOUT, row.layout] += 1
-    return document._replace(notes=notes)
-
-
-def count_unread(values: documents.Values, read_fields: Sequence[str]) -> Notes:
-    """Count the columns of a row that are not read."""
-    unread = [key for key in values if key not in read_fields and values[key] is not None]
-    return Counter((NoteKind.UNREAD_FIELD, key) for key in unread)
+    return notes
 
 
 def check_messages(messages: Any) -> None:

@@ -57,9 +57,8 @@ def inspect_rows(path: str, location: str) -> dict[str, Any] | None:
                 unfit += [f"{place}: {error}"] if len(unfit) < SHOWN_ROWS else []
                 continue
             counts[row.layout] += 1
-            is_plain &= layouts.COMPLETION in row.values and layouts.MESSAGES not in row.values
-            read_columns = {*layouts.list_columns(row_format), *chats.OPTIONAL_FIELDS}
-            unread.update(name for name in row.values if name not in read_columns)
+            is_plain &= row.is_plain
+            unread.update(row.unread)
     if is_plain:
         row_format = layouts.COMPLETION
     is_comparison = row_format in (layouts.PREFERENCE, layouts.KTO)

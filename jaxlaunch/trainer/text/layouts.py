@@ -22,6 +22,9 @@ from typing import Any, Literal, NamedTuple
 from jaxlaunch.trainer.text.documents import UnfitRowError, Values, describe_value
 
 MESSAGES, PROMPT, COMPLETION, SYSTEM, LABEL = "messages", "prompt", "completion", "system", "label"
+# Optional columns of every layout: the tools that the assistant may call, and variables of the
+# chat template.
+TOOLS, OPTIONS = "tools", "chat_template_kwargs"
 CHOSEN, REJECTED, QUESTION, INPUT, HISTORY = "chosen", "rejected", "question", "input", "history"
 ROLE, FROM = "role", "from"
 USER, ASSISTANT = "user", "assistant"
@@ -115,13 +118,19 @@ class Row(NamedTuple):
     Attributes:
         values: The columns, including those that no layout reads.
         layout: The name of the layout, and the columns that it took.
+        sources: The columns of the messages, or of the prompt and the completion.
+        unread: The columns with a value that the layout does not read.
         is_usual: Whether the columns have the names of the format, so that nothing was converted.
+        is_plain: Whether the prompt and the completion are texts, which need no messages.
         prompt_messages: The number of messages that precede the answer; 0 if all are trained.
     """
 
     values: Values
     layout: str
+    sources: tuple[str, ...]
+    unread: tuple[str, ...] = ()
     is_usual: bool = True
+    is_plain: bool = False
     prompt_messages: int = 0
 
 
@@ -161,7 +170,7 @@ def read_row(values: Values, row_format: str, field: str | None = None) -> Row:
     decisive = {CHAT: (field or MESSAGES,), MESSAGES: (field or MESSAGES,)}
     for name in decisive.get(row_format, (CHOSEN, REJECTED) if row_format == PREFERENCE else ()):
         if values.get(name) is not None:
-            return Row(values, row_format)
+            return Row({**values, MESSAGES: values.get(field or MESSAGES)}, row_format, (name,))
     raise UnfitRowError(describe_mismatch([*values], row_format))
 
 
@@ -214,59 +223,80 @@ def _fits(layout: Layout, part: str, value: Any) -> bool:
     if part == LABEL:
         return isinstance(value, bool) or value in (0, 1)
     if part == MESSAGES:
-        messages = parse_messages(value, layout.key)
-        return isinstance(messages, list) and _has_key(messages, layout.key)
+        messages = parse_messages(value)
+        first = messages[0] if isinstance(messages, list) and messages else None
+        keys = (ROLE, FROM) if layout.key is None else (layout.key,)
+        return isinstance(first, dict) and any(key in first for key in keys)
     return not layout.has_texts or isinstance(value, str)
 
 
-def _has_key(messages: Sequence[Any], key: str | None) -> bool:
-    first = messages[0] if messages else None
-    return isinstance(first, dict) and (
-        ROLE in first or FROM in first if key is None else key in first
-    )
-
-
-def parse_messages(value: Any, key: str | None = None) -> Any:
+def parse_messages(value: Any) -> Any:
     """Return the messages of a list, a single message or their JSON; other values as they are."""
+    messages = value
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
-            parsed = json.loads(value)
+            messages = json.loads(value)
         except ValueError:
             return value
-        messages = [parsed] if isinstance(parsed, dict) else parsed
-        return messages if isinstance(messages, list) and _has_key(messages, key) else value
-    if isinstance(value, dict) and _has_key([value], key):
-        return [value]
-    return value
+    if isinstance(messages, dict) and (ROLE in messages or FROM in messages):
+        return [messages]
+    return messages if isinstance(messages, list) else value
+
+
+def _parse_part(value: Any) -> Any:
+    """Return the messages of a column that may contain a text, or the text.
+
+    The text may be JSON without messages, such as an answer that is an object.
+    """
+    messages = parse_messages(value)
+    if isinstance(value, str) and not (messages and all(map(_is_message, messages))):
+        return value
+    return messages
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    has_content = "content" in value or "tool_calls" in value
+    is_role, is_speaker = (isinstance(value.get(key), str) for key in (ROLE, FROM))
+    return (is_role and has_content) or (is_speaker and "value" in value)
 
 
 def _convert_row(layout: Layout, columns: Mapping[str, str], values: Values) -> Row:
     parts = {part: values[name] for part, name in columns.items()}
+    prompt, completion = (_parse_part(parts.get(part)) for part in (PROMPT, COMPLETION))
+    taken = (*columns.values(), TOOLS, OPTIONS)
     others = {name: value for name, value in values.items() if name not in columns.values()}
-    name = f"{layout.name} ({', '.join(columns.values())})"
     is_named = all(columns[part] == part for part in layout.required)
-    is_usual = is_named and layout.name in (MESSAGES, PREFERENCE, KTO)
+    row = Row(
+        others,
+        f"{layout.name} ({', '.join(columns.values())})",
+        tuple(columns[part] for part in layout.required if part != LABEL),
+        tuple(name for name in values if name not in taken and values[name] is not None),
+        is_usual=is_named and layout.name in (MESSAGES, PREFERENCE, KTO),
+    )
     if layout.format == PREFERENCE:
-        return Row(others | _convert_preference(columns, parts), name, is_usual)
+        return row._replace(values=others | _convert_preference(columns, parts))
     if layout.format == KTO:
         others[LABEL] = bool(parts[LABEL])
+    system = (columns.get(SYSTEM, SYSTEM), parts.get(SYSTEM))
     if MESSAGES in parts:
         messages = _convert_messages(parse_messages(parts[MESSAGES]))
-        messages = _prepend_system(messages, parts.get(SYSTEM))
+        messages = _prepend_system(messages, *system)
         skipped = len(messages) - 1 if layout.format == KTO else 0
-        return Row({**others, MESSAGES: messages}, name, is_usual, skipped)
-    prompt, completion = (parse_messages(parts[part]) for part in (PROMPT, COMPLETION))
+        return row._replace(values={**others, MESSAGES: messages}, prompt_messages=skipped)
     is_text = isinstance(prompt, str) and isinstance(completion, str)
-    if is_text and not layout.has_texts and SYSTEM not in parts:
-        return Row({**others, PROMPT: prompt, COMPLETION: completion}, name, is_usual)
+    if is_text and not layout.has_texts and not parts.get(SYSTEM):
+        texts = {PROMPT: prompt, COMPLETION: completion}
+        return row._replace(values=others | texts, is_plain=True)
     if is_text and parts.get(INPUT):
         prompt = f"{prompt}\n{parts[INPUT]}"
     history = _parse_history(parts.get(HISTORY))
-    asked = _prepend_system([*history, *_as_messages(USER, prompt)], parts.get(SYSTEM))
-    answers = _as_messages(ASSISTANT, completion)
+    asked = _prepend_system([*history, *_as_messages(USER, prompt)], *system)
+    messages = [*asked, *_as_messages(ASSISTANT, completion)]
     # In a conversation by columns, earlier answers are trained too.
     skipped = 0 if history else len(asked)
-    return Row({**others, MESSAGES: [*asked, *answers]}, name, is_usual, skipped)
+    return row._replace(values={**others, MESSAGES: messages}, prompt_messages=skipped)
 
 
 def _convert_preference(columns: Mapping[str, str], parts: Values) -> dict[str, Any]:
@@ -282,7 +312,7 @@ def _convert_preference(columns: Mapping[str, str], parts: Values) -> dict[str, 
 
 
 def _as_list(value: Any) -> Any:
-    messages = parse_messages(value)
+    messages = _parse_part(value)
     return _convert_messages(messages) if isinstance(messages, list) else messages
 
 
@@ -301,7 +331,7 @@ def _convert_messages(messages: list[Any]) -> list[Any]:
         {
             **{key: value for key, value in message.items() if key not in (FROM, "value")},
             ROLE: _ROLES.get(message[FROM], message[FROM]),
-            "content": message.get("value"),
+            "content": message.get("value", message.get("content")),
         }
         if isinstance(message, dict) and isinstance(message.get(FROM), str) and ROLE not in message
         else message
@@ -309,11 +339,18 @@ def _convert_messages(messages: list[Any]) -> list[Any]:
     ]
 
 
-def _prepend_system(messages: list[Any], system: Any) -> list[Any]:
-    has_system = (
-        bool(messages) and isinstance(messages[0], dict) and messages[0].get(ROLE) == SYSTEM
-    )
-    return messages if has_system or not system else [{ROLE: SYSTEM, "content": system}, *messages]
+def _prepend_system(messages: list[Any], column: str, system: Any) -> list[Any]:
+    """Return the messages after that of the column for the system. Raises UnfitRowError."""
+    if not system:
+        return messages
+    first = messages[0] if messages and isinstance(messages[0], dict) else {}
+    if first.get(ROLE) != SYSTEM:
+        return [{ROLE: SYSTEM, "content": system}, *messages]
+    if first.get("content") != system:
+        raise UnfitRowError(
+            f"its {column!r} differs from its first message, a system message; keep one of them"
+        )
+    return messages
 
 
 def _parse_history(history: Any) -> list[Any]:

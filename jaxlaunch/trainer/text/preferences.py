@@ -170,8 +170,7 @@ class Pairs(DataSource):
 
 def parse_rating(tokenizer: str, row: layouts.Row) -> Comparison:
     """Parse the text and the label of a rated row. Raises UnfitRowError."""
-    others = {name: value for name, value in row.values.items() if name != layouts.LABEL}
-    document = chats.make_document(row._replace(values=others), tokenizer)
+    document = chats.make_document(row, tokenizer)
     return Comparison((document,), bool(row.values[layouts.LABEL]))
 
 
@@ -208,10 +207,7 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], row: layouts.Row) 
     if chosen[:2] == rejected[:2]:
         problem = "are the same text: neither can be the better one"
         raise UnfitRowError(f"its 'chosen' and 'rejected' {problem}")
-    read_fields = (CHOSEN, *prompts[:1], SYSTEM, REJECTED, *chats.OPTIONAL_FIELDS)
-    notes = Counter(chosen.notes) + chats.count_unread(values, read_fields)
-    if not row.is_usual:
-        notes[NoteKind.LAYOUT, row.layout] += 1
+    notes = Counter(chosen.notes) + chats.count_notes(row)
     return Comparison((chosen._replace(notes=notes), rejected))
 
 

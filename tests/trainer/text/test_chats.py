@@ -117,8 +117,8 @@ def _begins_with_a_letter(message: dict[str, Any]) -> bool:
 
 def test_tools_are_a_list_or_json(tmp_path: Path) -> None:
     built = partial(
-        chats.load_chats(chat_corpora.save_chat_tokenizer(tmp_path, CALLS + CHATML)).render_row,
-        "messages",
+        *(chats.read_chat, "chat", None),
+        chat_corpora.save_chat_tokenizer(tmp_path, CALLS + CHATML),
     )
     tools = chat_corpora.make_tools(0)
     first = built({"messages": FEW, "tools": tools})
@@ -170,7 +170,7 @@ def test_lone_surrogate_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(row)
     ((part,),) = documents.split_units([f"{tmp_path}/a.jsonl"])
     (bad,) = documents.read_documents(
-        part, "messages", partial(chats.load_chats(str(tmp_path)).render_row, "messages")
+        part, "messages", partial(chats.read_chat, "chat", None, str(tmp_path))
     )
     assert bad.replaced == 1 and "caf\ufffd" in bad.text
 
@@ -186,13 +186,13 @@ def test_table_rows_may_be_chats(tmp_path: Path) -> None:
     ):
         writer.write_table(table)
     chat_corpora.write_lines(tmp_path / "a.jsonl", result, "turns")
-    built = partial(chats.load_chats(folder).render_row, "turns")
+    built = partial(chats.read_chat, "chat", "turns", folder)
     for name in ("a.parquet", "a.arrow", "a.jsonl"):
         ((part,),) = documents.split_units([str(tmp_path / name)])
         actual = list(documents.read_documents(part, "turns", built, chats.OPTIONAL_FIELDS))
         # Lines have a number, which is not read.
         row = {"turns": result[0]} | ({"id": 1} if name == "a.jsonl" else {})
-        assert [document._replace(identity=None) for document in actual] == [built(row)] * 2
+        assert actual == [built(row)] * 2
 
 
 def test_nulls_of_a_table_are_absent_keys(tmp_path: Path) -> None:
@@ -203,10 +203,8 @@ def test_nulls_of_a_table_are_absent_keys(tmp_path: Path) -> None:
         "{% endif %}{% endfor %}|{% endfor %}"
     )
     built = partial(
-        chats.load_chats(
-            chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
-        ).render_row,
-        "messages",
+        *(chats.read_chat, "chat", None),
+        chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template),
     )
     rows = []
     for name, arguments in (("rain", {"city": "Rome"}), ("add", {"a": 2, "more": [1, None]})):
@@ -225,7 +223,7 @@ def test_nulls_of_a_table_are_absent_keys(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "a.parquet")
     ((part,),) = documents.split_units([str(tmp_path / "a.parquet")])
     actual = list(documents.read_documents(part, "messages", built, chats.OPTIONAL_FIELDS))
-    assert [document._replace(identity=None) for document in actual] == [built(row) for row in rows]
+    assert actual == [built(row) for row in rows]
     assert all("None" not in document.text for document in actual)
     assert "null" not in actual[0].text and '"more": [1, null]' in actual[1].text
     fields = ("messages", *chats.OPTIONAL_FIELDS)
@@ -278,10 +276,8 @@ def test_invalid_chat_is_reported_with_its_row(
     tmp_path: Path, template: str, row: Any, words: str
 ) -> None:
     built = partial(
-        chats.load_chats(
-            chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
-        ).render_row,
-        "messages",
+        *(chats.read_chat, "chat", None),
+        chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template),
     )
     good = "{{ messages" not in template and "macro" not in template
     path = chat_corpora.write_lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])

@@ -15,6 +15,7 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import text as sources
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, layouts, preferences, shards, tokenizer
+from jaxlaunch.trainer.text.chat_notes import NoteKind
 from jaxlaunch.trainer.text.documents import UnfitRowError
 from tests.trainer.text import layout_rows
 from tests.trainer.text.layout_rows import CASES, HELLO, HI, Case
@@ -115,6 +116,53 @@ def test_format_forces_a_layout(tokenizers: dict[str, str]) -> None:
     assert layouts.read_row(named, "chat", "turns").layout == "sharegpt (turns)"
     document = chats.read_chat("chat", None, tokenizers["plain"], row | {"messages": None})
     assert [kind.value for kind, _ in document.notes] == ["layout"]
+
+
+@pytest.mark.parametrize("row_format", ["completion", "kto"])
+def test_prompt_and_completion_are_read_beside_messages(row_format: str) -> None:
+    row = {"prompt": "p", "completion": "c", "messages": layout_rows.CHAT, "label": 1}
+    parsed = layouts.read_row(row, row_format)
+    document = chats.make_document(parsed, "bytes")
+    assert document.text == "pc" and document.is_plain
+    unread = {"messages"} if row_format == "kto" else {"messages", "label"}
+    assert {name for kind, name in document.notes if kind == NoteKind.UNREAD_FIELD} == unread
+    # Tables have a column of nulls.
+    parsed = layouts.read_row(row | {"messages": None}, row_format)
+    assert chats.make_document(parsed, "bytes").text == "pc"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"from": "Berlin", "to": "Paris"}',
+        '{"role": "admin"}',
+        '[{"role": "user", "content": "a"}, 3]',
+        "[]",
+    ],
+)
+def test_json_without_messages_is_a_text(answer: str) -> None:
+    row = layouts.read_row({"prompt": "p", "completion": answer}, "chat")
+    assert row.is_plain and row.values["completion"] == answer
+    pair = layouts.read_row({"prompt": "p", "chosen": answer, "rejected": "r"}, "preference")
+    assert pair.values["chosen"] == answer
+
+
+def test_system_of_a_column_is_not_lost() -> None:
+    for system in ("", None):
+        row = {"system": system, "prompt": "p", "completion": "c"}
+        assert layouts.read_row(row, "completion").is_plain
+    turns = layout_rows.speakers(HI, HELLO, system="B")
+    words = "its 'system_prompt' differs from its first message, a system message; keep one of them"
+    with pytest.raises(UnfitRowError, match=words):
+        layouts.read_row({"system_prompt": "A", "conversations": turns}, "chat")
+    row = layouts.read_row({"system": "B", "conversations": turns}, "chat").values
+    assert row["messages"] == layout_rows.turns(HI, HELLO, system="B")
+
+
+def test_content_of_a_speaker_is_kept() -> None:
+    message = {"from": "human", "content": HI}
+    row = layouts.read_row({"conversations": [message]}, "sharegpt")
+    assert row.values["messages"] == [{"role": "user", "content": HI}]
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.parquet"])
