@@ -155,12 +155,27 @@ _PRIVATE_KEY = re.compile(
     r"(?:(?:\\[nr]|\s)+[A-Za-z0-9+/=]{16,})*"
     r"(?:(?:\\[nr]|\s)+[A-Za-z0-9+/=]+(?=(?:\\[nr]|\s)+-----END))?"
 )
-# A value of a name such as HF_TOKEN or db.password, also in JSON inside of JSON. Numbers and nulls
-# are not hidden.
+# It begins where a word does: matches from within long words, such as base64, would take minutes.
+_SECRET_NAME = (
+    r"(?<![\w.-])[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|auth[_-]?key"
+    r"|private[_-]?key|secret[_-]?key|access[_-]?key|credentials?|pat)"
+)
+# Numbers and nulls, such as those of metrics, are not hidden. What follows an opening quote is
+# hidden up to the closing one.
+_SECRET_VALUE = (
+    r"(?!(?:null|true|false|none|nan|[+-]?(?:infinity|inf|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))"
+    r"(?:[\s\"'\\,;:)}\]%]|\.?$|\.\s)|[\[{])"
+    r"(?P<secret>(?<=\")[^\s\"\\,}\]][^\"\\\n]*|(?<=')[^\s'\\,}\]][^'\\\n]*|[^\s\"'\\,}\]]+)"
+)
+# A value of a name such as HF_TOKEN or db.password, also in JSON inside of JSON.
 _SECRET_SETTING = re.compile(
-    r"(?i:[\w.-]*(?:token|secret|passw(?:or)?d|api_?key|auth_?key|private_?key|secret_?key"
-    r"|access_?key|credentials?|pat)|\benv\.[\w.]+)\\*[\"']?\]?[ \t]*[:=][ \t]*\\*[\"']?"
-    r"(?!(?:null|true|false|None|[\d.]+)\b|[\[{])(?P<secret>[^\s\"'\\,}\]]+)"
+    rf"(?im)(?:{_SECRET_NAME}|\benv\.[\w.]+)\\*[\"']?\]?[ \t]*[:=][ \t]*\\*[\"']?{_SECRET_VALUE}"
+)
+# A value after an option such as --api-key: the next word of a command, or the next item of a list
+# in JSON or YAML.
+_SECRET_OPTION = re.compile(
+    rf"(?im)(?=--?[a-z]){_SECRET_NAME}"
+    rf"(?:[ \t]+|\\*[\"']?(?:,(?:\s|\\n)*|[ \t]*\n[ \t]*-[ \t]+))\\*[\"']?(?!-){_SECRET_VALUE}"
 )
 _HIDDEN_PATTERNS = tuple(re.compile(pattern) for _, pattern in _FILE_PATTERNS)
 
@@ -174,7 +189,7 @@ def redact_text(text: str, values: Iterable[str] = ()) -> str:
         if len(value) >= _MIN_PASSWORD_CHARS:
             text = text.replace(value, HIDDEN)
     text = _PRIVATE_KEY.sub(HIDDEN, text)
-    for pattern in (*_HIDDEN_PATTERNS, _SECRET_SETTING):
+    for pattern in (*_HIDDEN_PATTERNS, _SECRET_SETTING, _SECRET_OPTION):
         text = pattern.sub(_hide_secret, text)
     return _CREDENTIAL.sub(HIDDEN, text)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch.launcher.job import credentials
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS
 from jaxlaunch.launcher.kubernetes.labels import SUBMITTED_WORDS
 from jaxlaunch.launcher.kubernetes.objects import Obj
@@ -139,6 +140,40 @@ def test_bundle_of_job_explains_and_hides_secrets(
     whole = "".join(files.values())
     assert "registry.example/train:1" in whole and "node" in whole
     assert [number for number in range(28, 34) if f"canary{number}x" in whole] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden_text"),
+    [
+        ("serve --api-key=9f8e --lr 3", "serve --api-key=… --lr 3"),
+        ("--secret-key='a b' -v", "--secret-key='…' -v"),
+        ("--access-key abc123", "--access-key …"),
+        ("-token abc; --hf_token 'x y'", "-token … --hf_token '…'"),
+        ("- --token\n    - abc\n    - -v\n", "- --token\n    - …\n    - -v\n"),
+        ('["--token",\n  "abc", "-v"]', '["--token",\n  "…", "-v"]'),
+        (r'{"a": "[\"--token\", \"abc\", 1]"}', r'{"a": "[\"--token\", \"…\", 1]"}'),
+        ('{"password": "correct horse", "a": 1}', '{"password": "…", "a": 1}'),
+    ],
+)
+def test_values_of_options_are_hidden(text: str, hidden_text: str) -> None:
+    assert credentials.redact_text(text) == hidden_text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"nll_per_token": 1e-05, "loss_per_token": -1.25, "per_token": 2.5E+3}',
+        '{"nll_per_token":NaN,"a_token":-Infinity,"b_token":.5,"token":"","c":"x"}',
+        "nll_per_token 1.5, nll_per_token: 1.5.\nnll_per_token=7",
+        "--print-token --verbose",
+        "--token-budget 100 --max-token 5",
+        '["--token=","--token","-v"]',
+        # A pattern that backtracks would take minutes.
+        pytest.param("a" * 300_000, id="long word"),
+    ],
+)
+def test_numbers_and_other_options_are_not_hidden(text: str) -> None:
+    assert credentials.redact_text(text) == text
 
 
 def test_bundle_of_nothing_says_so(
