@@ -240,13 +240,18 @@ def _hide_in_json(text: str) -> str:
 
 
 def _limit_logs(logs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    size = 0
+    """Yield the end of each log while there is room, and which logs are left out."""
+    size, left_out = 0, list[str]()
     for name, text in logs:
         text = text[-_MAX_FILE_BYTES:]
         size += len(text)
-        if size > _MAX_LOG_BYTES:
-            return
-        yield name, text
+        if size <= _MAX_LOG_BYTES:
+            yield name, text
+        else:
+            left_out.append(name)
+    if left_out:
+        reason = f"These logs are left out: all together exceed {_MAX_LOG_BYTES >> 20} MiB."
+        yield "logs/left_out.txt", "\n".join([reason, *left_out, ""])
 
 
 def _dump_json(value: Any) -> str:

@@ -8,6 +8,7 @@ import html
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,8 +137,8 @@ class Handle(abc.ABC):
         """Return the status of the job when it has ended."""
 
     @abc.abstractmethod
-    def _read_lines(self, selection: Selection, tail: int | None) -> list[Line]:
-        """Return the selected lines."""
+    def _read_lines(self, selection: Selection, tail: int | None, report_unread: Say) -> list[Line]:
+        """Return the selected lines. `report_unread` is called with what could not be read."""
 
     def status(self) -> JobStatus:
         """Return the state and the numbers: the fields of `launcher status -o json`."""
@@ -173,7 +174,7 @@ class Handle(abc.ABC):
         `tail` is the number of last lines, and `grep` a regular expression that lines match.
         """
         selection = lines.parse_selection(None if rank is None else str(rank), grep)
-        log = self._read_lines(selection, tail)
+        log = self._read_lines(selection, tail, LOGGER.warning)
         return [line.text if rank is not None else line.text_with_rank() for line in log]
 
     @property
@@ -208,10 +209,13 @@ class Handle(abc.ABC):
 
     def _list_logs(self) -> Iterator[tuple[str, str]]:
         """Yield the log of each rank, as the name of a file and a text."""
-        log: list[Line] = []
-        # A job that waits has no log.
-        with contextlib.suppress(UserError):
-            log = self._read_lines(Selection(), _MAX_BUNDLE_LINES)
+        log, unread = list[Line](), list[str]()
+        try:
+            log = self._read_lines(Selection(), _MAX_BUNDLE_LINES, unread.append)
+        except UserError as error:
+            unread.append(str(error))
+        if unread:
+            yield "logs/unread.txt", "\n".join([*unread, ""])
         texts = dict[str, list[str]]()
         for line in log:
             texts.setdefault(
@@ -254,20 +258,22 @@ class RunHandle(Handle):
         return RunView(run_folders.open_run(self.folder))
 
     def _await_end(self, timeout_s: float | None, show: Callable[[Line], None] | None) -> JobStatus:
+        limit_s = math.inf if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
         run = run_folders.open_run(self.folder)
         if show is not None:
             per_host = 1 if run.job is None else run.job.process_count_per_host
             local_logs.follow_logs(run, Selection(), None, per_host, show, timeout_s)
-            timeout_s = 0.0 if timeout_s is not None else None
-        self._wait(math.inf if timeout_s is None else timeout_s)
+        self._wait(limit_s, deadline)
         return self.status()
 
-    def _wait(self, limit_s: float) -> None:
-        if not run_folders.wait_for_end(run_folders.open_run(self.folder), limit_s):
+    def _wait(self, limit_s: float, deadline: float) -> None:
+        run = run_folders.open_run(self.folder)
+        if not run_folders.wait_for_end(run, deadline - time.monotonic()):
             message = f"Run {self.name} has not ended after {limit_s:.0f} s."
             raise WaitTimeoutError(message, "it continues.")
 
-    def _read_lines(self, selection: Selection, tail: int | None) -> list[Line]:
+    def _read_lines(self, selection: Selection, tail: int | None, report_unread: Say) -> list[Line]:
         run = run_folders.open_run(self.folder)
         per_host = 1 if run.job is None else run.job.process_count_per_host
         logs = local_logs.read_logs(run, run.start_folder, selection, tail, per_host)
@@ -288,8 +294,10 @@ class RunHandle(Handle):
     def stop(self, *, timeout_s: float | None = None) -> None:
         """Make it save and end, as Ctrl-C does."""
         run = run_folders.open_run(self.folder)
+        limit_s = ending.stop_limit_s(run) if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
         run_folders.stop_run(run)
-        self._wait(timeout_s or ending.stop_limit_s(run))
+        self._wait(limit_s, deadline)
 
     def delete(self) -> None:
         """Delete its folder."""
@@ -328,7 +336,7 @@ class JobHandle(Handle):
         )
         return wait.result()
 
-    def _read_lines(self, selection: Selection, tail: int | None) -> list[Line]:
+    def _read_lines(self, selection: Selection, tail: int | None, report_unread: Say) -> list[Line]:
         snapshot = self._read_view().snapshot
         sources = [
             source
@@ -352,7 +360,7 @@ class JobHandle(Handle):
         if unread and len(unread) >= len(sources):
             raise ClusterError("\n".join(unread))
         for message in unread:
-            LOGGER.warning(message)
+            report_unread(message)
         return shown
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch.launcher.client import bundle
+from jaxlaunch.launcher.errors import ClusterError
 from jaxlaunch.launcher.job import credentials
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS
 from jaxlaunch.launcher.kubernetes.labels import SUBMITTED_WORDS
 from jaxlaunch.launcher.kubernetes.objects import Obj
+from jaxlaunch.launcher.local import logs as local_logs
 from jaxlaunch.runs import layout
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
@@ -174,6 +177,31 @@ def test_values_of_options_are_hidden(text: str, hidden_text: str) -> None:
 )
 def test_numbers_and_other_options_are_not_hidden(text: str) -> None:
     assert credentials.redact_text(text) == text
+
+
+def test_bundle_names_logs_that_it_has_not(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "lm"
+    made_runs.run(folder, (0,))
+    for rank in range(2):
+        log = layout.log_path(layout.start_folder(folder, 1), rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("0123456789\n")
+    monkeypatch.setattr(bundle, "_MAX_LOG_BYTES", 15)
+    assert call("bundle", "runs/lm").code == 0
+    files = read_bundle(tmp_path / "lm.bundle.tar.gz")
+    assert [name for name in files if "logs/" in name] == ["logs/rank-0.log", "logs/left_out.txt"]
+    assert files["logs/left_out.txt"].splitlines()[1:] == ["logs/rank-1.log"]
+
+    def fail(*_: object) -> None:
+        raise ClusterError("The API server does not answer.")
+
+    monkeypatch.setattr(bundle, "_MAX_LOG_BYTES", 100)
+    monkeypatch.setattr(local_logs, "read_logs", fail)
+    assert call("bundle", "runs/lm").code == 0
+    files = read_bundle(tmp_path / "lm.bundle.tar.gz")
+    assert files["logs/unread.txt"] == "The API server does not answer.\n"
 
 
 def test_bundle_of_nothing_says_so(
