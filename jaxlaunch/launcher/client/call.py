@@ -7,6 +7,7 @@ that fails writes its exception.
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import operator
 import os
@@ -53,6 +54,10 @@ def _import_module(name: str, file: str | None) -> ModuleType:
     if file is None:
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(SCRIPT_MODULE, file)
+    if spec is None:
+        # The name of the script does not end with .py.
+        loader = importlib.machinery.SourceFileLoader(SCRIPT_MODULE, file)
+        spec = importlib.util.spec_from_file_location(SCRIPT_MODULE, file, loader=loader)
     assert spec is not None and spec.loader is not None, file
     sys.modules[SCRIPT_MODULE] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.client import values
 from jaxlaunch.launcher.client.job import Job
 from jaxlaunch.launcher.errors import JobFailedError, UserError
@@ -111,6 +112,9 @@ class JobFunction(Generic[P, R]):
                 if error is None:
                     raise
                 raise error from failure
+            if not (folder / VALUE).exists():
+                message = f"{name}: the process of rank 0 ended before the function returned."
+                raise JobFailedError(message, contract.CRASH)
             value: R = values.read_value(folder / VALUE)
             return value
 
@@ -151,7 +155,12 @@ def locate_function(function: Callable[..., Any], folder: Path) -> tuple[str, st
     module = function.__module__
     if module != "__main__":
         return module, None
-    file = getattr(sys.modules["__main__"], "__file__", None)
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        # `python -m` runs a module, whose relative imports need its name.
+        return spec.name, None
+    file = getattr(main, "__file__", None)
     if file is not None:
         return module, str(Path(file).absolute())
     source = textwrap.dedent(inspect.getsource(function))

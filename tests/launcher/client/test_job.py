@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import linecache
 import os
@@ -21,6 +22,8 @@ import jaxlaunch
 from jaxlaunch.launcher.client import call, function, values
 from jaxlaunch.launcher.client.function import JobFunction
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local.run_folders import Run
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
 from tests.launcher.invoke import launcher
@@ -157,6 +160,26 @@ def test_run_is_read_by_its_name(
     assert capsys.readouterr() == ("", "")
 
 
+def test_timeouts_of_a_run_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits_s = list[float]()
+
+    def wait_for_end(_: Run, limit_s: float) -> bool:
+        limits_s.append(limit_s)
+        return False
+
+    made_runs.run(tmp_path / "lm", (0,))
+    handle = jaxlaunch.attach(str(tmp_path / "lm"))
+    monkeypatch.setattr(run_folders, "wait_for_end", wait_for_end)
+    monkeypatch.setattr(run_folders, "stop_run", lambda run: None)
+    with pytest.raises(jaxlaunch.WaitTimeoutError, match=r"has not ended after 600 s\."):
+        handle.wait(timeout_s=600, on_line=print)
+    with pytest.raises(jaxlaunch.WaitTimeoutError, match=r"has not ended after 0 s\."):
+        handle.stop(timeout_s=0)
+    assert 0 < limits_s[0] <= 600 and limits_s[1] <= 0
+
+
 # --- values ---------------------------------------------------------------------------------------
 
 
@@ -213,6 +236,46 @@ def test_function_of_a_notebook_travels_as_its_source(
     assert values.read_value(tmp_path / function.VALUE) == 3
     with pytest.raises(jaxlaunch.UserError, match="was called while a process of a job imports it"):
         notebook["add"](1, 2)
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+def test_function_of_a_module_or_of_a_script_without_suffix_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_module: bool
+) -> None:
+    package = tmp_path / "made_package"
+    package.mkdir()
+    (package / "numbers.py").write_text("ONE = 1\n")
+    program = package / ("train.py" if is_module else "train")
+    source = "from .numbers import ONE\n" if is_module else "ONE = 1\n"
+    program.write_text(f"{source}def add(a):\n    return a + ONE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    main = types.ModuleType("__main__")
+    main.__file__ = str(program)
+    main.add = lambda a: a  # type: ignore[attr-defined]
+    main.add.__module__, main.add.__qualname__ = "__main__", "add"
+    if is_module:
+        main.__spec__ = importlib.machinery.ModuleSpec("made_package.train", None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for name in (call.SCRIPT_MODULE, "made_package", "made_package.train", "made_package.numbers"):
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
+    monkeypatch.setattr(function, "is_in_rank", False)
+    module, file = function.locate_function(main.add, tmp_path)
+    request = {"module": module, "file": file, "function": "add", "path": [], "args": [1]}
+    values.write_value(tmp_path / function.CALL, {**request, "keywords": {}})
+    call.run_call(tmp_path)
+    assert values.read_value(tmp_path / function.VALUE) == 2
+
+
+def test_function_that_exits_returns_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jaxlaunch.Job, "run", lambda job: None)
+    decorated = jaxlaunch.job(accelerator="cpu")(test_all_faults_of_keys_are_one_error)
+    with pytest.raises(jaxlaunch.JobFailedError, match="ended before the function returned") as end:
+        decorated()
+    assert end.value.exit_code == 83
 
 
 def test_function_that_no_process_finds_is_refused() -> None:
