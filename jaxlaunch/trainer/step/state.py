@@ -351,10 +351,13 @@ class StateBuilder:
         """
         model, loaded = self._spec.model, self._read_base()
         saved = self.saved_params(self.abstract.params)
+        buffers = float_buffers(self.abstract.buffers)
         if self.adapters is not None:
             loaded |= self.adapters.read_initial_adapters(saved, loaded)
+            # A base of transformers may have buffers, such as the bias of a router.
+            if buffers and isinstance(model, TransformersModel):
+                loaded |= base_weights.iterate_parameters(model, buffers, self._spec.seed)
         elif isinstance(model, PublishedModel) and model.init_from is not None:
-            buffers = float_buffers(self.abstract.buffers)
             targets = {
                 name: leaf
                 for name, leaf in (saved | buffers).items()

@@ -9,7 +9,7 @@ whole module that is trained (`….modules_to_save.weight`) has the name of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.trainer.errors import SpecError
@@ -42,10 +42,7 @@ def add_adapters(module: Any, lora: Lora) -> Any:
     import peft
     import torch
 
-    names = [name for name, _ in module.named_modules()]
-    for saved in lora.modules_to_save:
-        if not any(_matches(name, saved) for name in names):
-            raise SpecError(f"train.lora.modules_to_save: the model has no module {saved}")
+    check_saved_modules(module, lora.modules_to_save)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -62,6 +59,22 @@ def add_adapters(module: Any, lora: Lora) -> Any:
         wrapper = peft.get_peft_model(module, config)
     module.requires_grad_(False)
     return wrapper
+
+
+def check_saved_modules(module: Any, ends: Sequence[str]) -> None:
+    """Raise SpecError if the model has no module of such a name, or it has buffers in its files."""
+    published_names = module.state_dict().keys()
+    for end in ends:
+        submodules = [layer for layer in module.named_modules() if _matches(layer[0], end)]
+        if not submodules:
+            raise SpecError(f"train.lora.modules_to_save: the model has no module {end}")
+        for name, submodule in submodules:
+            for buffer, _ in submodule.named_buffers(name):
+                if buffer in published_names:
+                    raise SpecError(
+                        f"train.lora.modules_to_save: {end} has the buffer {buffer}, which is not "
+                        "trained; name the modules in it that have no buffer"
+                    )
 
 
 def _as_integer(alpha: float) -> float:
@@ -124,15 +137,21 @@ def norm_axes(module: Any) -> dict[str, int]:
 def file_names(wrapper: Any) -> dict[str, str]:
     """Return the names of the tensors in peft's files by the names of the parameters."""
     import peft
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
+    saved_modules = [
+        name.removeprefix(FILE_PREFIX)
+        for name, layer in wrapper.named_modules()
+        if isinstance(layer, AuxiliaryTrainingWrapper)
+    ]
     names = {}
     for file_name in peft.get_peft_model_state_dict(wrapper, save_embedding_layers=False):
         name = file_name.removeprefix(FILE_PREFIX)
         if name.endswith(MAGNITUDE_PART):
             name += ".weight"
         elif ".lora_" not in name:
-            owner, _, last = name.rpartition(".")
-            name = f"{owner}{SAVED_PART}.{last}"
+            owner = next(owner for owner in saved_modules if name.startswith(f"{owner}."))
+            name = f"{owner}{SAVED_PART}{name.removeprefix(owner)}"
         names[name] = file_name
     return names
 

@@ -110,6 +110,9 @@ def iterate_parameters(
         dtype = target.dtype if is_cast else files.tensor_dtype(source)
         yield name, read_tensor(files, source, target, dtype)
     for first_name, conversion in layout.converted.items():
+        # Converting the experts of a large model takes long.
+        if not remaining:
+            break
         values = convert_tensors(module, files, first_name, conversion)
         for name, value in values.items():
             if (target := remaining.pop(name, None)) is None:

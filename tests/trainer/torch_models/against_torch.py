@@ -138,10 +138,10 @@ def mean_loss(module: Any, batch: Mapping[str, np.ndarray]) -> Any:
     return -sum_logprobs(module, tokens, mask).sum() / mask.sum()
 
 
-def compare_adapters(folder: Path, **keys: Any) -> dict[str, float]:
+def compare_adapters(folder: Path, model_type: str = "llama", **keys: Any) -> dict[str, float]:
     """Two steps of adapters, and the folder that is exported after them, against peft."""
     model, batch, lora = folder / "model", draw_tokens(), {**ADAPTERS, **keys}
-    save_tiny_model("llama", model)
+    save_tiny_model(model_type, model)
     step = build_step(NextToken(), model, lora=lora)
     step.compile_train(batch)
     state = step.init_state()
@@ -247,6 +247,15 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "random": draw_randomly,
     "opt": functools.partial(compare_generation, model_type="opt"),
     "mamba": functools.partial(compare_generation, model_type="mamba"),
+    # The router's bias is a buffer, and the module to save has layers.
+    "buffers": functools.partial(
+        compare_adapters,
+        model_type="deepseek_v3",
+        targets=["o"],
+        rank_pattern={},
+        alpha_pattern={},
+        modules_to_save=["shared_experts"],
+    ),
     "dora": functools.partial(compare_adapters, dora=True, rslora=True),
 }
 

@@ -58,7 +58,7 @@ def test_preferences_are_learned_as_with_torch(comparisons):
     assert comparisons["dpo"]["gradient"] < 1e-5
 
 
-@pytest.mark.parametrize("case", ["lora", "dora"])
+@pytest.mark.parametrize("case", ["lora", "dora", "buffers"])
 def test_adapters_are_trained_and_exported_as_with_peft(comparisons, case):
     result = comparisons[case]
     assert result["loss"] < 1e-5

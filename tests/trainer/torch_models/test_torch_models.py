@@ -185,6 +185,24 @@ def test_parameters_keep_their_names_with_adapters():
     ]
 
 
+def test_module_with_a_buffer_in_its_files_is_not_saved_whole():
+    def make_layer(*buffers):
+        return SimpleNamespace(
+            named_buffers=lambda prefix: [(f"{prefix}.{name}", None) for name in buffers]
+        )
+
+    layers = {"mlp.gate": make_layer("bias"), "mlp.up": make_layer(), "rope": make_layer("freq")}
+    module = SimpleNamespace(
+        named_modules=layers.items,
+        state_dict=lambda: {"mlp.gate.bias": None, "mlp.up.weight": None},
+    )
+    adapters.check_saved_modules(module, ["up", "rope"])
+    with pytest.raises(SpecError, match="gate has the buffer mlp.gate.bias, which is not trained"):
+        adapters.check_saved_modules(module, ["gate"])
+    with pytest.raises(SpecError, match="the model has no module head"):
+        adapters.check_saved_modules(module, ["head"])
+
+
 @pytest.mark.parametrize(
     ("model", "lora", "message"),
     [
