@@ -37,6 +37,7 @@ from jaxlaunch.trainer.sources.tables.features import (
     MAX_TEXT_VALUES,
     column_numbers,
     find_index_columns,
+    is_missing_value,
 )
 from jaxlaunch.trainer.sources.tables.files import Columns
 from jaxlaunch.trainer.spec import MLP, Images, TrainSpec
@@ -349,9 +350,12 @@ def _detect_target(
     classes = table.classes.get(label)
     if classes is not None:
         return "class", len(classes)
+    texts = table.texts.get(label)
     is_whole = (distinct_labels == np.trunc(distinct_labels)).all()
     if numbers.shape[1] > 1 or len(distinct_labels) > MAX_LABELS or not is_whole:
         return "regression", numbers.shape[1]
+    if texts is not None:
+        return "class", len({text for text in texts if not is_missing_value(text)})
     if distinct_labels.tolist() != list(range(len(distinct_labels))):
         block["classes"] = [int(label_value) for label_value in distinct_labels]
     return "class", len(distinct_labels)

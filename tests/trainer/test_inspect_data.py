@@ -158,6 +158,14 @@ def test_table_is_described_without_unreadable_columns(tmp_path: Path) -> None:
         assert (np.asarray(picture)[..., 2] == 181).any()
 
 
+def test_percentages_are_proposed_as_classes(tmp_path: Path) -> None:
+    lines = [f"{number},{10 * (number % 2 + 1)}%" for number in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["size,class", *lines]))
+    report = inspect_path(str(tmp_path / "t.csv"), None, None)
+    assert report["model"] == {"classes": 2} and "classes" not in report["data"]
+    assert can_open(report) == 16
+
+
 def test_other_files_get_a_hint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(DataError, match=r"neither images .* nor a table .*; text is source: text"):

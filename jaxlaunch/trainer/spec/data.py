@@ -434,7 +434,7 @@ def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
         raise ValueError("names no class; leave it out to take those that the data have")
     for label in classes or []:
         if (classes or []).count(label) > 1:
-            raise ValueError(f"contains {label!r} twice; name each class once")
+            raise ValueError(f"contains {label!r} twice; name each once")
     return classes
 
 
@@ -539,7 +539,10 @@ class Images(ImageData):
         return self
 
 
-_ColumnKind = Literal["category", "date"] | Annotated[list[str | int | float], Field(min_length=2)]
+_ColumnKind = (
+    Literal["category", "date"]
+    | Annotated[list[str | int | float], Field(min_length=2), AfterValidator(_check_distinct)]
+)
 
 
 class Table(Source):

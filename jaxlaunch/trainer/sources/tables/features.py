@@ -76,9 +76,8 @@ class Features:
     def text_columns(self) -> frozenset[str]:
         """The columns that are texts, even if another file has only digits in them."""
         columns = self._columns.items()
-        return frozenset(
-            name for name, column in columns if not isinstance(column, NumberStatistics)
-        )
+        texts = {name for name, column in columns if not isinstance(column, NumberStatistics)}
+        return frozenset(texts | self._declared.keys())
 
     def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
         """Return the features of every row, [N, F], and a fault for each invalid row, by its index.
@@ -144,21 +143,31 @@ def convert_declared(table: Columns, declared: Mapping[str, ColumnKind]) -> Colu
     values = dict(table.values)
     for name in declared.keys() & values.keys():
         kind = declared[name]
-        is_missing_N = [is_missing_value(value) for value in values[name].tolist()]
         texts = [
-            None if is_missing else category_text(value)
-            for value, is_missing in zip(values[name].tolist(), is_missing_N, strict=True)
+            None if is_missing_value(value) else category_text(value)
+            for value in values[name].tolist()
         ]
         if kind == "category":
             values[name] = np.array([*texts, None], object)[:-1]
         elif kind == "date" and values[name].dtype.kind != "O":
-            # Dates in Parquet and in the usual notation are already numbers.
-            continue
+            # Dates in Parquet are already numbers, which have decimals.
+            if values[name].dtype.kind != "f":
+                problem = f"has whole numbers such as {texts[0]}, not dates"
+                hint = "write dates as 2026-12-31, or leave the column out of data.columns"
+                raise DataError(f"{table.name}: its column {name!r} {problem}; {hint}")
         else:
             order = [*map(category_text, kind)] if isinstance(kind, list) else []
             ranks = {text: float(rank) for rank, text in enumerate(order)}
             parse = files.parse_date if kind == "date" else ranks.get
-            numbers = [np.nan if text is None else parse(text) for text in texts]
+            numbers: list[float | None] = []
+            for text in texts:
+                # A word for a missing number may be a value of an ordinal.
+                if text is None or (
+                    text not in ranks and text.strip().lower() in files.MISSING_WORDS
+                ):
+                    numbers.append(np.nan)
+                else:
+                    numbers.append(parse(text))
             if None in numbers:
                 row = numbers.index(None)
                 expected = f"not one of {', '.join(order)}" if order else "not a date, 2026-12-31"
@@ -242,15 +251,16 @@ def fit_statistics(
 
 
 def find_index_columns(table: Columns) -> list[str]:
-    """Return the columns that pandas writes for the numbers of the rows."""
+    """Return the columns that pandas writes for the numbers of the rows, of each file or of all."""
+    file_rows = [np.arange(count) for count in np.diff(table.ends_F, prepend=0)]
+    numberings = np.concatenate(file_rows), np.arange(len(table))
     return [
         name
         for name, values in table.values.items()
         if re.fullmatch(r"Unnamed: 0(\.\d+)?|index|level_0", name)
         and values.dtype.kind in "if"
         and values.ndim == 1
-        and len(table.paths) == 1
-        and np.array_equal(values, np.arange(len(values)))
+        and any(np.array_equal(values, numbering) for numbering in numberings)
     ]
 
 

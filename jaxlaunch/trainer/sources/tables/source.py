@@ -169,10 +169,8 @@ def _open_splits(block: str, target: Target, marks: Marks) -> dict[Split, Rows |
 def read_training_table(data: Table) -> tuple[Columns, bool]:
     """Read the training table, and return whether file names contain splits. Raises DataError."""
     paths, has_splits = files.find_tables(data.path, "train", "path")
-    declared = data.declared_columns
-    # Digits of a category or of an ordinal are read as texts, because 01 is not 1.
-    texts = [name for name, kind in declared.items() if kind != "date"]
-    return files.read_tables(paths, texts), has_splits
+    # Digits of a declared column are read as texts: 01 is not 1, and 20261231 is not a date.
+    return files.read_tables(paths, data.declared_columns), has_splits
 
 
 def held_out_paths(data: Table, has_splits: bool) -> list[str]:
@@ -194,12 +192,13 @@ class TableEncoder:
             problem = "has no column with a usual name of a label; set data.label"
             raise DataError(f"{table.name} {problem}; it has {list_names([*table.values])}")
         # A group, such as a patient, is not a feature.
-        index_columns = find_index_columns(table)
+        declared = data.declared_columns
+        index_columns = [name for name in find_index_columns(table) if name not in declared]
         excluded = (*self.label, data.group, *index_columns)
         others = [name for name in columns if name and name not in excluded]
         self.names = data.columns if isinstance(data.columns, list) else others
         groups = [data.group] if data.group else []
-        check_columns(table, [*self.label, *self.names, *groups, *data.declared_columns])
+        check_columns(table, [*self.label, *self.names, *groups, *declared])
         if not self.names:
             raise DataError(f"{table.name} has no column except the label")
         self._features: Features | None = None
@@ -207,13 +206,13 @@ class TableEncoder:
         self._scale: Scale | None = None
         # What was recognized, and warnings about the split.
         self.notes: list[str] = []
-        if data.columns is None:
+        if not isinstance(data.columns, list):
             self.notes += [f"{name!r} is an index, not a feature" for name in index_columns]
         converted = self.names if target == "class" else [*self.names, *self.label]
         self.notes += [
             f"{name!r} is read as {reading}"
             for name, reading in table.readings.items()
-            if name in converted and name not in data.declared_columns
+            if name in converted and name not in declared
         ]
 
     @property
@@ -471,12 +470,11 @@ def _open_mixture_splits(
 
 def _open_part(block: Table, target: Target, *, is_trained: bool) -> _TablePart:
     """Open a part. A part that is not trained on is evaluated on its eval files, or else on all."""
-    table_paths, has_splits = files.find_tables(block.path, "train", "path")
+    table, has_splits = read_training_table(block)
     paths = held_out_paths(block, has_splits)
-    table = files.read_tables(table_paths)
     table = _name_classes(table, TableEncoder(block, table, target).label, target)
     if not is_trained:
-        return _TablePart(block, table, np.ones(len(table), bool), paths or table_paths, [])
+        return _TablePart(block, table, np.ones(len(table), bool), paths or [*table.paths], [])
     encoder = TableEncoder(block, table, target)
     is_held_out_N = encoder.choose_held_out(table, has_eval_files=bool(paths))
     return _TablePart(block, table, is_held_out_N, paths, encoder.notes)
@@ -550,6 +548,12 @@ def _describe_column(table: Columns, name: str) -> str:
 def _select_columns(table: Columns, names: list[str]) -> Columns:
     selected: list[dict[str, Any]] = [
         {name: mapping[name] for name in names if name in mapping}
-        for mapping in (table.values, table.classes, table.unusable)
+        for mapping in (
+            table.values,
+            table.classes,
+            table.unusable,
+            table.readings,
+            table.texts,
+        )
     ]
     return Columns(table.paths, table.ends_F, *selected)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from jaxlaunch.trainer.data.source import Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.inspect_data import inspect_path
 from jaxlaunch.trainer.sources.open import open_source
@@ -24,9 +28,9 @@ CSV = """Unnamed: 0,zip,size,rate,visit,label
 """
 
 
-def open_rows(path: Path, **keys: Any) -> Rows:
+def open_rows(path: Path, split: Split = "train", **keys: Any) -> Rows:
     data = {"source": "table", "path": str(path), "missing": "mean"} | keys
-    source = open_source(TrainSpec.model_validate({"task": "classify", "data": data}), "train")
+    source = open_source(TrainSpec.model_validate({"task": "classify", "data": data}), split)
     assert isinstance(source, Rows)
     return source
 
@@ -89,3 +93,56 @@ def test_job_declares_kinds_of_columns(tmp_path: Path) -> None:
         open_rows(tmp_path / "a.csv", columns=declared)
     with pytest.raises(DataError, match="has no column 'sizes' .did you mean 'size'"):
         open_rows(tmp_path / "a.csv", columns={"sizes": "category"})
+    with pytest.raises(ValueError, match="contains 'S' twice"):
+        open_rows(tmp_path / "a.csv", columns={"size": ["S", "M", "S"]})
+
+
+@pytest.mark.parametrize("values", [["01", "02"], ["5%", "10%"]])
+def test_ordinals_have_the_same_texts_in_every_file(tmp_path: Path, values: list[str]) -> None:
+    path, declared = tmp_path / "a.csv", {"grade": values}
+    path.write_text("grade,label\n{},a\n{},b\nNA,a\n".format(*values))
+    rows = open_rows(path, eval_path=str(path), columns=declared)
+    features_NF = read_features(rows)
+    assert features_NF[:, 0].tolist() == [-1, 1, 0]
+    held_out = open_rows(path, "eval", eval_path=str(path), columns=declared)
+    np.testing.assert_array_equal(read_features(held_out), features_NF)
+    # A prediction reads the table in this way.
+    restored = Features.from_json(rows.encoding)
+    table = files.read_tables([str(path)], restored.text_columns)
+    np.testing.assert_array_equal(restored.read_valid(table), features_NF)
+
+
+def test_word_for_a_missing_number_may_be_an_ordinal(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("pain,label\nnone,a\nmild,b\nNA,a\n")
+    rows = open_rows(tmp_path / "a.csv", columns={"pain": ["none", "mild"]})
+    assert read_features(rows)[:, 0].tolist() == [-1, 1, 0]
+
+
+def test_whole_numbers_are_not_dates(tmp_path: Path) -> None:
+    days = [20261231, 20270101]
+    (tmp_path / "a.csv").write_text("day,label\n{},a\n,b\n".format(*days))
+    with pytest.raises(DataError, match="row 1: its 'day' is '20261231', not a date, 2026-12-31"):
+        open_rows(tmp_path / "a.csv", columns={"day": "date"})
+    parquet.write_table(pyarrow.table({"day": days, "label": ["a", "b"]}), tmp_path / "b.parquet")
+    message = "its column 'day' has whole numbers such as 20261231.* write dates as 2026-12-31"
+    with pytest.raises(DataError, match=message):
+        open_rows(tmp_path / "b.parquet", columns={"day": "date"})
+    dates = {"day": [datetime.date(2026, 12, 31), None], "label": ["a", "b"]}
+    parquet.write_table(pyarrow.table(dates), tmp_path / "c.parquet")
+    assert len(open_rows(tmp_path / "c.parquet", columns={"day": "date"})) == 2
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_index_is_recognized_in_several_files(tmp_path: Path, first: int) -> None:
+    for part, start in (("a", 0), ("b", first)):
+        lines = [f"{start + row},{part}{row},{'pq'[row]}" for row in range(2)]
+        (tmp_path / f"{part}.csv").write_text("\n".join(["Unnamed: 0,x,label", *lines]))
+    note = "'Unnamed: 0' is an index, not a feature"
+    for columns in (None, {"x": "category"}):
+        rows = open_rows(tmp_path / "*.csv", columns=columns)
+        assert read_features(rows).shape == (4, 4)
+        assert note in rows.notes
+    # A declared column is a feature.
+    rows = open_rows(tmp_path / "*.csv", columns={"Unnamed: 0": "category"})
+    assert read_features(rows).shape == (4, 4 + 2 + first)
+    assert note not in rows.notes

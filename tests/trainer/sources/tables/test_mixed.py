@@ -120,6 +120,17 @@ def test_regression_labels_share_one_unit(root: Path) -> None:
     assert train[len(train) - 1]["label"] == 50
 
 
+def test_percentages_are_names_of_classes_in_parts(root: Path) -> None:
+    block = make_spec(root).data.model_dump(mode="json")["parts"]
+    for name in block:
+        block[name] |= {"path": f"{root}/{name}.csv", "eval_split": None}
+        (root / f"{name}.csv").write_text("size,label\n1,5%\n2,10%\n3,5%\n")
+    source = open_source(make_spec(root, parts=block), "train")
+    assert isinstance(source, TableMixture)
+    assert source.classes == ("10%", "5%")
+    assert [source[index]["label"] for index in range(6)] == [1, 0, 1, 1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("second", "keys", "message"),
     [
