@@ -749,6 +749,13 @@ class TrainSpec(Block):
     def _check_loss(cls, loss: Loss, info: ValidationInfo) -> Loss:
         task = info.data.get("task")
         _check_task_keys(str(task), loss, info.data.get("data"))
+        batch, accumulate = info.data.get("batch"), info.data.get("accumulate")
+        if loss.kto is not None and batch and accumulate and batch < 2 * accumulate:
+            raise ValueError(
+                f"kto needs the answers of other rows of a micro-batch, and batch = {batch} with "
+                f"accumulate = {accumulate} leaves no other row; make batch at least "
+                f"{2 * accumulate}, or accumulate smaller"
+            )
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks apply to tokens, not to images; leave it out")
         model = info.data.get("model")
@@ -881,7 +888,8 @@ def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> Train
     if spec.batch % shards:
         raise ValueError(f"{problem} instead of {full_shards}")
     rows_per_shard = spec.batch // shards
-    counts = range(-(-spec.accumulate * full_shards // shards), rows_per_shard + 1)
+    max_count = rows_per_shard if spec.loss.kto is None else min(rows_per_shard, spec.batch // 2)
+    counts = range(-(-spec.accumulate * full_shards // shards), max_count + 1)
     # Batch norm depends on the size of a micro-batch, which must not change.
     if isinstance(spec.model, CustomModel | ResNet):
         if spec.batch_norm == "device":
@@ -890,7 +898,8 @@ def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> Train
         counts = range(spec.accumulate, spec.accumulate + 1)
     accumulate = next((count for count in counts if rows_per_shard % count == 0), None)
     if accumulate is None:
-        raise ValueError(f"{problem} × accumulate {spec.accumulate}")
+        hint = "" if spec.loss.kto is None else "; kto needs 2 rows in a micro-batch"
+        raise ValueError(f"{problem} × accumulate {spec.accumulate}{hint}")
     return spec.model_copy(update={"mesh": mesh, "accumulate": accumulate})
 
 

@@ -70,7 +70,18 @@ class Preference(Task):
         return lm.NextToken().model(spec, rngs)
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Return the weighted mean over pairs or texts, and the rewards as metrics."""
+        """Return the weighted mean over pairs or texts, and the rewards as metrics.
+
+        Raises SpecError if the rows are pairs and the loss trains on texts with a label, or vice
+        versa.
+        """
+        if isinstance(self._config, specs.Kto) != ("label" in batch):
+            problem = "the examples of train.data have a label, and the loss compares pairs"
+            hint = "set train.loss: {kto: {}}, or give tokens [2, L + 1] without a label"
+            if isinstance(self._config, specs.Kto):
+                problem = "the examples of train.data have no label, which train.loss.kto reads"
+                hint = "give tokens [L + 1] and a label, 1 for a desirable text, or use loss.dpo"
+            raise SpecError(f"{problem}; {hint}")
         match self._config:
             case specs.Kto() as config:
                 return _rated_loss(model, batch, config)

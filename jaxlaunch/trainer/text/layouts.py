@@ -265,6 +265,11 @@ def _is_message(value: Any) -> bool:
 def _convert_row(layout: Layout, columns: Mapping[str, str], values: Values) -> Row:
     parts = {part: values[name] for part, name in columns.items()}
     prompt, completion = (_parse_part(parts.get(part)) for part in (PROMPT, COMPLETION))
+    # A prompt of a preference that is not named so is a question, which an input may follow.
+    is_prompt = layout.format == PREFERENCE and columns.get(PROMPT) in (PROMPT, MESSAGES)
+    if parts.get(INPUT) and (is_prompt or not isinstance(prompt, str)):
+        columns = {part: name for part, name in columns.items() if part != INPUT}
+        del parts[INPUT]
     taken = (*columns.values(), TOOLS, OPTIONS)
     others = {name: value for name, value in values.items() if name not in columns.values()}
     is_named = all(columns[part] == part for part in layout.required)
@@ -289,7 +294,7 @@ def _convert_row(layout: Layout, columns: Mapping[str, str], values: Values) -> 
     if is_text and not layout.has_texts and not parts.get(SYSTEM):
         texts = {PROMPT: prompt, COMPLETION: completion}
         return row._replace(values=others | texts, is_plain=True)
-    if is_text and parts.get(INPUT):
+    if parts.get(INPUT):
         prompt = f"{prompt}\n{parts[INPUT]}"
     history = _parse_history(parts.get(HISTORY))
     asked = _prepend_system([*history, *_as_messages(USER, prompt)], *system)
@@ -305,7 +310,7 @@ def _convert_preference(columns: Mapping[str, str], parts: Values) -> dict[str, 
     if PROMPT in parts:
         prompt = _as_list(parts[PROMPT])
         is_question = isinstance(prompt, str) and columns[PROMPT] not in (PROMPT, MESSAGES)
-        if is_question and parts.get(INPUT):
+        if parts.get(INPUT):
             prompt = f"{prompt}\n{parts[INPUT]}"
         converted[QUESTION if is_question else PROMPT] = prompt
     return converted | ({SYSTEM: parts[SYSTEM]} if SYSTEM in parts else {})

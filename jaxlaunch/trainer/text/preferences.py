@@ -44,6 +44,8 @@ ROW_FIELDS: Mapping[str, tuple[str, ...]] = {
     layouts.PREFERENCE: (CHOSEN, REJECTED, *PROMPTS, SYSTEM, *chats.OPTIONAL_FIELDS),
     layouts.KTO: (layouts.PROMPT, layouts.COMPLETION, layouts.MESSAGES, *chats.OPTIONAL_FIELDS),
 }
+# Version of the tokens and targets. Increase it when the same files give different ones.
+PAIRS_VERSION = 2
 # Number of rows that are tokenized at once.
 BATCH_PAIRS = 512
 
@@ -163,9 +165,10 @@ class Pairs(DataSource):
         return {**rated, "label": np.int32(is_desirable_P[pair])}
 
     def fingerprint(self) -> str:
-        """Return the split, digests of files and tokenizer, and the number and length of pairs."""
+        """Return the version, the split, digests of files and tokenizer, and the sizes of pairs."""
         noun = "pairs" if self._tokenized.is_desirable_P is None else "rated texts"
-        return f"preferences {self._identity}, {len(self)} {noun} of {self._length}"
+        count = f"{len(self)} {noun} of {self._length}"
+        return f"preferences, version {PAIRS_VERSION}, {self._identity}, {count}"
 
 
 def parse_rating(tokenizer: str, row: layouts.Row) -> Comparison:

@@ -457,6 +457,37 @@ def test_wrong_example_shapes_are_named(raw: dict[str, Any], words: str) -> None
         Preference().example(raw)
 
 
+@pytest.mark.parametrize(
+    ("config", "task", "words"),
+    [
+        (specs.Kto(), UpOrDown(), "have no label, which train.loss.kto reads"),
+        (specs.Dpo(), Rated(), "have a label, and the loss compares pairs"),
+    ],
+)
+def test_labels_must_match_the_loss(
+    config: specs.PreferenceLoss, task: UpOrDown, words: str
+) -> None:
+    task._config = config
+    batch = jax.tree.map(jnp.asarray, task.batch(0))
+    with pytest.raises(SpecError, match=words):
+        task.loss(None, batch, jax.random.key(0))
+
+
+def test_kto_needs_two_rows_in_a_micro_batch() -> None:
+    keys = {"task": DPO, "model": tiny.DECODER, "loss": {"kto": {}}, "batch": 4}
+    words = "batch = 4 with accumulate = 4 leaves no other row; make batch at least 8"
+    with pytest.raises(ValueError, match=words):
+        TrainSpec.model_validate(keys | {"accumulate": 4})
+    spec = TrainSpec.model_validate(keys | {"mesh": {"dp": 4}})
+    assert specs.shrink_to_devices(spec, 2, 4).accumulate == 2
+    with pytest.raises(
+        ValueError, match="over 1 devices × accumulate 1; kto needs 2 rows in a micro-batch"
+    ):
+        specs.shrink_to_devices(spec, 1, 4)
+    pairs = spec.model_copy(update={"loss": specs.Loss()})
+    assert specs.shrink_to_devices(pairs, 1, 4).accumulate == 4
+
+
 def test_unknown_token_is_named() -> None:
     train = TrainSpec(task=DPO, model=tiny.DECODER)
     batch = UpOrDown().batch(0)

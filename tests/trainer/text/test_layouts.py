@@ -18,7 +18,7 @@ from jaxlaunch.trainer.text import chats, layouts, preferences, shards, tokenize
 from jaxlaunch.trainer.text.chat_notes import NoteKind
 from jaxlaunch.trainer.text.documents import UnfitRowError
 from tests.trainer.text import layout_rows
-from tests.trainer.text.layout_rows import CASES, HELLO, HI, Case
+from tests.trainer.text.layout_rows import CASES, HELLO, HI, WHY, Case
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "layouts"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "trl.json").read_text())["rows"]
@@ -157,6 +157,15 @@ def test_system_of_a_column_is_not_lost() -> None:
         layouts.read_row({"system_prompt": "A", "conversations": turns}, "chat")
     row = layouts.read_row({"system": "B", "conversations": turns}, "chat").values
     assert row["messages"] == layout_rows.turns(HI, HELLO, system="B")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_read"), [({"instruction": HI}, True), ({"prompt": HI}, False), ({}, False)]
+)
+def test_input_without_a_question_is_reported(prompt: dict[str, str], is_read: bool) -> None:
+    row = layouts.read_row({**prompt, "input": WHY, "chosen": "a", "rejected": "b"}, "preference")
+    assert row.unread == (() if is_read else ("input",))
+    assert ("input" in row.layout) == is_read
 
 
 def test_content_of_a_speaker_is_kept() -> None:

@@ -183,6 +183,13 @@ def test_table_pairs_are_held_out(tmp_path: Path) -> None:
     assert [len(open_pairs(apart, split)) for split in ("train", "eval")] == [10, 10]
 
 
+def test_fingerprint_has_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = open_pairs(make_data(tmp_path, [GOOD]))
+    fingerprint = pairs.fingerprint()
+    monkeypatch.setattr(preferences, "PAIRS_VERSION", preferences.PAIRS_VERSION + 1)
+    assert pairs.fingerprint() != fingerprint
+
+
 def test_unfit_pairs_are_skipped_and_counted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
