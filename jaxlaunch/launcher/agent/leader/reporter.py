@@ -542,6 +542,7 @@ def record_end_without_leader(
         last_committed=furthest_step(
             progress.last_committed, *(status.committed for status in committed_statuses)
         ),
+        first_step=_min_step(progress.first_step, *(status.first_step for status in statuses)),
     )
     local_step = _min_step(*(status.step for status in statuses))
     step = summary.step if local_step is None else local_step
