@@ -248,7 +248,20 @@ def test_rows_of_text_are_recognized(
     assert {"task": train.task, "format": result["data"]["format"]} == keys
 
 
+def test_unread_and_null_columns_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"question": "a", "answer": "b", "context": "c", "history": None}]))
+    assert inspect_path(str(path), None, None)["unread"] == {"context": 1}
+    path.write_text(json.dumps([{"text": "a"}, {"text": None}, {"text": "b", "label": 1}]))
+    result = inspect_path(str(path), None, None)
+    assert result["layouts"] == {"text": 2}
+    assert result["broken"]["first"] == [f"{path}, row 2: its 'text' is null, not a text"]
+
+
 def test_unknown_rows_of_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"q": "a", "a": "b"}]')
     with pytest.raises(DataError, match="has the columns q, a, and the known layouts are prefer"):
+        inspect_path(str(tmp_path / "a.json"), None, None)
+    (tmp_path / "a.json").write_text('[{"question": "a", "answer": 4}]')
+    with pytest.raises(DataError, match="row 1: its 'answer' is the number 4, and the layout que"):
         inspect_path(str(tmp_path / "a.json"), None, None)

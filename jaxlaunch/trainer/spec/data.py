@@ -277,6 +277,8 @@ TEXT_PIECE_BYTES = 1 << 20
 
 # Formats of rows whose messages a chat template turns into text.
 TEMPLATE_FORMATS = ("chat", "messages", "sharegpt", "alpaca", "question")
+# Formats whose rows have a column for each part, so that no single field names them.
+_FIXED_FORMATS = ("alpaca", "question", "completion")
 _RowFormat = Literal["text", "chat", "messages", "sharegpt", "alpaca", "question", "completion"]
 _ROW_FORMAT = (
     "format of a row. text: a text; chat: a conversation for the tokenizer's template, with the "
@@ -420,12 +422,15 @@ class Text(Source):
             raise ValueError(f"{key} applies to one stream of bytes; leave it out {hint}")
         if self.format in TEMPLATE_FORMATS and self.tokenizer == BYTES_TOKENIZER:
             raise ValueError(f"format: {self.format} {_NO_TEMPLATE}")
+        if self.field is not None and self.format in _FIXED_FORMATS:
+            raise ValueError(f"field {_SEVERAL_FIELDS} {self.format}; leave it out")
         if not self.is_prepared and self.eval_path is not None:
             hint = "set packing, for example to concat, or use eval_split"
             raise ValueError(f"eval_path applies to documents; {hint}")
         return self
 
 
+_SEVERAL_FIELDS = "names one column, and the text of a row is in several with format:"
 _NO_TEMPLATE = "needs a tokenizer with a chat template; bytes have none"
 
 
@@ -810,7 +815,11 @@ class Mixture(ImageData):
     @model_validator(mode="after")
     def _check_chat_template(self) -> Mixture:
         for name, part in self.parts.items():
-            row_format = part.model_dump().get("format")
+            keys = part.model_dump()
+            row_format = keys.get("format")
+            if row_format in _FIXED_FORMATS and keys.get("field") is not None:
+                problem = f"parts.{name}.field {_SEVERAL_FIELDS} {row_format}"
+                raise ValueError(f"{problem}; leave it out")
             if row_format in TEMPLATE_FORMATS and self.tokenizer == BYTES_TOKENIZER:
                 raise ValueError(f"parts.{name}.format: {row_format} {_NO_TEMPLATE}")
         return self

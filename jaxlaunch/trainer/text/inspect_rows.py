@@ -46,10 +46,11 @@ def inspect_rows(path: str, location: str) -> dict[str, Any] | None:
     for part in parts:
         for values in _read_rows(part):
             rows_by_path[part.path] += 1
-            if row_format == "text" and _recognize(values) == row_format:
-                counts["text"] += 1
-                continue
             try:
+                if row_format == "text":
+                    _check_text(values)
+                    counts["text"] += 1
+                    continue
                 row = layouts.read_row(values, row_format)
             except UnfitRowError as error:
                 unfit_count += 1
@@ -92,6 +93,19 @@ def _recognize(values: Values) -> str | None:
     return "text" if is_text and not any(name in values for name in OTHER_COLUMNS) else None
 
 
+def _check_text(values: Values) -> None:
+    """Raise UnfitRowError for a row that does not contain a text."""
+    field = documents.DEFAULT_FIELD
+    if field not in values:
+        raise UnfitRowError(f"it has the columns {', '.join(values) or 'none'}, and no {field!r}")
+    if not isinstance(values[field], str):
+        kind = documents.describe_value(values[field])
+        raise UnfitRowError(f"its {field!r} is {kind}, not a text")
+
+
 def _describe_mismatch(values: Values) -> str:
+    unfit = (layouts.find_unfit_values(values, row_format) for row_format in FORMATS)
+    problems = dict.fromkeys(itertools.chain.from_iterable(unfit))
     formats = "; ".join(layouts.describe_layouts(row_format) for row_format in FORMATS)
-    return f"it has the columns {', '.join(values)}, and the known layouts are {formats}"
+    mismatch = f"it has the columns {', '.join(values)}, and the known layouts are {formats}"
+    return "; ".join([*problems, mismatch])

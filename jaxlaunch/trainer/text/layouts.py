@@ -16,7 +16,7 @@ reads are kept, so that they can be reported.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxlaunch.trainer.text.documents import UnfitRowError, Values, describe_value
@@ -134,18 +134,28 @@ class Row(NamedTuple):
     prompt_messages: int = 0
 
 
-def find_layouts(row_format: str) -> tuple[Layout, ...]:
-    """Return the layouts of a format, or the layout with this name."""
-    matches = tuple(layout for layout in LAYOUTS if layout.format == row_format)
-    return matches or tuple(layout for layout in LAYOUTS if layout.name == row_format)
+def find_layouts(row_format: str, field: str | None = None) -> tuple[Layout, ...]:
+    """Return the layouts of a format, or the layout with this name.
+
+    If the job names the `field` of the messages, they are the layouts with messages there.
+    """
+    matches = [layout for layout in LAYOUTS if layout.format == row_format]
+    matches = matches or [layout for layout in LAYOUTS if layout.name == row_format]
+    if field is not None:
+        matches = [
+            layout._replace(required={**layout.required, MESSAGES: (field,)})
+            for layout in matches
+            if MESSAGES in layout.required
+        ]
+    return tuple(matches)
 
 
 def list_columns(row_format: str, field: str | None = None) -> tuple[str, ...]:
-    """Return all columns that the layouts of a format read, or `field` and the optional ones."""
-    columns = {} if field is None else {field: None}
-    for layout in find_layouts(row_format):
-        names = layout.optional if field is not None else {**layout.required, **layout.optional}
-        columns |= dict.fromkeys(name for aliases in names.values() for name in aliases)
+    """Return all columns that the layouts of a format read."""
+    columns: dict[str, None] = {}
+    for layout in find_layouts(row_format, field):
+        for names in (*layout.required.values(), *layout.optional.values()):
+            columns |= dict.fromkeys(names)
     return tuple(columns)
 
 
@@ -160,34 +170,47 @@ def read_row(values: Values, row_format: str, field: str | None = None) -> Row:
     Raises:
         UnfitRowError: The row has none of the layouts. The message names its columns.
     """
-    for layout in find_layouts(row_format):
-        if field is not None and MESSAGES in layout.required:
-            layout = layout._replace(required={**layout.required, MESSAGES: (field,)})
-        columns = match_layout(layout, values)
-        if columns is not None and (field is None or field in columns.values()):
+    for layout in find_layouts(row_format, field):
+        if (columns := match_layout(layout, values)) is not None:
             return _convert_row(layout, columns, values)
     # Report what is wrong with the values of a column that names the layout by itself.
     decisive = {CHAT: (field or MESSAGES,), MESSAGES: (field or MESSAGES,)}
     for name in decisive.get(row_format, (CHOSEN, REJECTED) if row_format == PREFERENCE else ()):
         if values.get(name) is not None:
             return Row({**values, MESSAGES: values.get(field or MESSAGES)}, row_format, (name,))
-    raise UnfitRowError(describe_mismatch([*values], row_format))
-
-
-def describe_mismatch(columns: Sequence[str], row_format: str) -> str:
-    """Return a sentence about columns that no layout of a format has."""
-    return (
-        f"it has the columns {', '.join(columns) or 'none'}, and data.format = {row_format} reads "
-        f"the layouts {describe_layouts(row_format)}"
+    mismatch = (
+        f"it has the columns {', '.join(values) or 'none'}, and data.format = {row_format} reads "
+        f"the layouts {describe_layouts(row_format, field)}"
     )
+    raise UnfitRowError("; ".join([*find_unfit_values(values, row_format, field), mismatch]))
 
 
-def describe_layouts(row_format: str) -> str:
+def describe_layouts(row_format: str, field: str | None = None) -> str:
     """Return the layouts of a format with the columns that each requires."""
     return "; ".join(
         f"{layout.name}: {' and '.join('/'.join(names) for names in layout.required.values())}"
-        for layout in find_layouts(row_format)
+        for layout in find_layouts(row_format, field)
     )
+
+
+def find_unfit_values(values: Values, row_format: str, field: str | None = None) -> list[str]:
+    """Return a sentence about each value that is wrong in a layout whose columns the row has."""
+    problems: dict[str, str] = {}
+    for layout in find_layouts(row_format, field):
+        present = {
+            part: [name for name in names if values.get(name) is not None]
+            for part, names in layout.required.items()
+        }
+        for part, names in present.items() if all(present.values()) else ():
+            if not any(_fits(layout, part, values[name]) for name in names):
+                name, need = names[0], f"the layout {layout.name} needs a text"
+                kind = "an empty list" if values[name] == [] else describe_value(values[name])
+                if part == MESSAGES:
+                    need = "messages are objects with role and content, or from and value"
+                elif part == LABEL:
+                    need = "a label is true, false, 0 or 1"
+                problems.setdefault(name, f"its {name!r} is {kind}, and {need}")
+    return [*problems.values()]
 
 
 def recognize_row(values: Values) -> tuple[str, Row] | None:

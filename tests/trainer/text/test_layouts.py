@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import text as sources
-from jaxlaunch.trainer.spec import Text
+from jaxlaunch.trainer.spec import Mixture, Text
 from jaxlaunch.trainer.text import chats, layouts, preferences, shards, tokenizer
 from jaxlaunch.trainer.text.chat_notes import NoteKind
 from jaxlaunch.trainer.text.documents import UnfitRowError
@@ -92,6 +92,21 @@ def test_formats_of_the_schema_are_those_of_the_table() -> None:
         ({"instruction": HI}, "alpaca", "alpaca: instruction and output/response"),
         ({"instruction": 3, "output": 4}, "chat", "it has the columns instruction, output, and"),
         ({"conversations": "hi"}, "sharegpt", "it has the columns conversations, and"),
+        (
+            {"conversations": []},
+            "chat",
+            "its 'conversations' is an empty list, and messages are objects with role and content,",
+        ),
+        (
+            {"question": "2+2?", "answer": 4},
+            "chat",
+            "its 'answer' is the number 4, and the layout question needs a text; it has the ",
+        ),
+        (
+            {"prompt": HI, "completion": HELLO, "label": "true"},
+            "kto",
+            "its 'label' is a text, and a label is true, false, 0 or 1; it has the columns",
+        ),
         ({"prompt": 3, "completion": []}, "chat", "the message of its user is the number 3"),
         ({"prompt": HI, "completion": HELLO, "label": 0.5}, "kto", "it has the columns prompt,"),
         (
@@ -116,6 +131,37 @@ def test_format_forces_a_layout(tokenizers: dict[str, str]) -> None:
     assert layouts.read_row(named, "chat", "turns").layout == "sharegpt (turns)"
     document = chats.read_chat("chat", None, tokenizers["plain"], row | {"messages": None})
     assert [kind.value for kind, _ in document.notes] == ["layout"]
+
+
+def test_errors_name_the_column_that_was_read(tokenizers: dict[str, str]) -> None:
+    beside = {"messages": layout_rows.CHAT}
+    row = layouts.read_row(beside | {"turns": layout_rows.speakers(HI, HELLO)}, "chat", "turns")
+    assert row.unread == ("messages",)
+    answer = {"instruction": HI, "output": HELLO}
+    for row_format, field, wrong, words in (
+        ("chat", "turns", beside | {"turns": []}, "^its field 'turns': it is an empty list"),
+        ("chat", "output", answer, "^its field 'output': it is a text, not a list of messages"),
+        (
+            "sharegpt",
+            "turns",
+            {"turns": []},
+            "^its 'turns' is an empty .* sharegpt: turns$",
+        ),
+        (
+            "chat",
+            None,
+            {"conversation": layout_rows.turns(HI)},
+            "^its field 'conversation': it",
+        ),
+        (
+            "chat",
+            None,
+            answer | {"tools": "{"},
+            "^its fields 'instruction' and 'output': the",
+        ),
+    ):
+        with pytest.raises(UnfitRowError, match=words):
+            chats.read_chat(row_format, field, tokenizers["plain"], wrong)
 
 
 @pytest.mark.parametrize("row_format", ["completion", "kto"])
@@ -172,6 +218,18 @@ def test_content_of_a_speaker_is_kept() -> None:
     message = {"from": "human", "content": HI}
     row = layouts.read_row({"conversations": [message]}, "sharegpt")
     assert row.values["messages"] == [{"role": "user", "content": HI}]
+
+
+@pytest.mark.parametrize("row_format", ["alpaca", "question", "completion"])
+def test_several_columns_have_no_field(row_format: str) -> None:
+    keys = {"path": "a.jsonl", "format": row_format, "field": "text"}
+    words = f"field names one column, and .* in several with format: {row_format}; leave it out"
+    with pytest.raises(ValueError, match=words):
+        Text.model_validate({"source": "text", "tokenizer": "t", **keys})
+    with pytest.raises(ValueError, match=f"parts.b.{words}"):
+        Mixture.model_validate(
+            {"source": "mixture", "tokenizer": "t", "parts": {"b": {"weight": 1, **keys}}}
+        )
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.parquet"])
