@@ -259,7 +259,7 @@ def parse_messages(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             messages = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     if isinstance(messages, dict) and (ROLE in messages or FROM in messages):
         return [messages]

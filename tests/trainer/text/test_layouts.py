@@ -184,7 +184,9 @@ def test_prompt_and_completion_are_read_beside_messages(row_format: str) -> None
         '{"role": "admin"}',
         '[{"role": "user", "content": "a"}, 3]',
         "[]",
+        "[" * 100_000,
     ],
+    ids=["places", "role", "message", "empty", "deep"],
 )
 def test_json_without_messages_is_a_text(answer: str) -> None:
     row = layouts.read_row({"prompt": "p", "completion": answer}, "chat")
