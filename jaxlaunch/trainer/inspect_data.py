@@ -81,8 +81,10 @@ def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
 def inspect_path(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
     """Return a report on rows of text, images or a table. Raises DataError for other data."""
     location = path if remote.is_remote(path) else os.path.abspath(path)
-    if label is None and pictures is None and (report := inspect_rows(path, location)) is not None:
-        return report
+    if label is None and pictures is None:
+        report = inspect_rows(path, location, (*build.LABEL_NAMES, "file_name"))
+        if report is not None:
+            return report
     inspect = inspect_images if _holds_images(location) else inspect_table
     return inspect(path, location, label, pictures)
 

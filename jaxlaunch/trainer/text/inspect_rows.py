@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images import build
 from jaxlaunch.trainer.text import chats, documents, layouts
 from jaxlaunch.trainer.text.documents import Part, UnfitRowError, Values
 
 # Number of unfit rows in the report.
 SHOWN_ROWS = 10
-# Columns that make a row with a text one of a table or of a list of images.
-OTHER_COLUMNS = (*build.LABEL_NAMES, "file_name")
 FORMATS = (layouts.PREFERENCE, layouts.KTO, layouts.CHAT)
 
 
-def inspect_rows(path: str, location: str) -> dict[str, Any] | None:
+def inspect_rows(path: str, location: str, other_columns: Collection[str]) -> dict[str, Any] | None:
     """Return a report on rows of text and the keys that train on them, None for other data.
 
+    One of `other_columns` makes a row with a text one of a table or of a list of images.
     Raises DataError for files of JSON, which only texts are read from, in no known layout.
     """
     try:
@@ -32,7 +30,7 @@ def inspect_rows(path: str, location: str) -> dict[str, Any] | None:
         return None
     parts = list(itertools.chain.from_iterable(documents.split_units(paths)))
     first_row: Values = next(_read_rows(parts[0]), {})
-    row_format = _recognize(first_row)
+    row_format = _recognize(first_row, other_columns)
     if row_format is None:
         if all(name.lower().endswith(".json") for name in paths):
             raise DataError(f"{paths[0]}, row 1: {_describe_mismatch(first_row)}")
@@ -84,13 +82,13 @@ def _read_rows(part: Part) -> Iterator[Values]:
     return (values for values, _ in documents.read_rows(part, None, dict, names))
 
 
-def _recognize(values: Values) -> str | None:
+def _recognize(values: Values, other_columns: Collection[str]) -> str | None:
     """Return the format of a row: text, or that of its layout."""
     recognized = layouts.recognize_row(values)
     if recognized is not None:
         return recognized[0]
     is_text = isinstance(values.get(documents.DEFAULT_FIELD), str)
-    return "text" if is_text and not any(name in values for name in OTHER_COLUMNS) else None
+    return "text" if is_text and not any(name in values for name in other_columns) else None
 
 
 def _check_text(values: Values) -> None:
