@@ -125,7 +125,9 @@ def test_program_loads_the_trained_model(run: Path) -> None:
             str(run / "checkpoints"), json.dumps(changed), note=notes.append
         )
         assert len([*second.held_out()]) and len(notes) == 1
-        assert "not the held-out data of the training: preferences eval, 0.25" in notes[0]
+        assert (
+            "not the held-out data of the training: preferences, version 2, eval, 0.25" in notes[0]
+        )
     tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
     tokens, mask = tokens.reshape(-1, tokens.shape[-1])[:4], mask.reshape(-1, mask.shape[-1])[:4]
     logits = np.asarray(repeated.model(tokens[:, :-1]), np.float64)
