@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gang.agents import is_alive, poll_until
 from tests.gang.runs import LAUNCHER, Running, make_job
 from tests.launcher.invoke import CommandResult
 from tests.launcher.invoke import launcher as invoke
@@ -121,7 +122,10 @@ def test_killed_run_is_not_running_if_its_pid_is_reused(
     tmp_path: Path, call_launcher: Callable[..., CommandResult]
 ) -> None:
     with start_run(tmp_path) as running:
+        agents = running.agent_pids()
         running.kill()
+        # Until the agents have ended, too, the run is stopping.
+        assert poll_until(lambda: not any(map(is_alive, agents.values())))
         lock = running.folder / ".lock"
         assert lock.read_text().split()[0] == str(running.process.pid)
         for holder in (lock.read_text(), f"{os.getpid()} 1 a-boot-before\n", f"{os.getpid()}\n"):
