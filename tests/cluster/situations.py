@@ -275,8 +275,11 @@ SITUATIONS: Mapping[str, Situation] = {
         "its pod is rejected: webhook pods.dead.test does not answer: connection refused",
         namespace="dead-pods",
     ),
+    # The JobSet's event keeps the message of the first attempt. Kueue's webhook is asked first,
+    # and may not have seen the JobSet yet.
     "webhook-jobs": Situation(
-        "has no Jobs: webhook jobs.dead.test does not answer: connection refused",
+        "has no Jobs: webhook (jobs.dead.test does not answer: connection refused"
+        "|mjob.kb.io denied the request: JobSet.*not found)",
         namespace="dead-jobs",
     ),
     "policy": Situation(

@@ -180,14 +180,12 @@ def make_new(job: dict[str, Any], seconds: int = 2) -> dict[str, Any]:
     return with_metadata(job, creationTimestamp=ago(seconds=seconds))
 
 
-def make_unseen(seconds: int = 1) -> dict[str, Any]:
-    """The event of a webhook that did not know the JobSet so many seconds ago."""
-    return jobset_event(
-        "JobCreationFailed",
-        'job "lm-w-0" creation failed with error: admission webhook "mjob.kb.io" denied the '
-        'request: JobSet.jobset.x-k8s.io "lm" not found',
-        last=ago(seconds=seconds),
-    )
+UNSEEN = jobset_event(
+    "JobCreationFailed",
+    'job "lm-w-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
+    'JobSet.jobset.x-k8s.io "lm" not found',
+    last=ago(seconds=1),
+)
 
 
 def container_status(name: str, code: int | None = None, reason: str = "Error") -> dict[str, Any]:
@@ -580,25 +578,19 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
     ),
     "a webhook that has not seen a new JobSet": make_case(
-        "^lm is being created: ", job=make_new(jobset(1)), jobs=(), events=(make_unseen(),)
+        "^lm is being created: ", job=make_new(jobset(1)), jobs=(), events=(UNSEEN,)
     ),
     "a webhook that had not seen a JobSet when the controller tried last": make_case(
         "^lm is being created: ",
         job=make_new(jobset(1), seconds=60),
         jobs=(),
-        events=(make_unseen(),),
-    ),
-    "a webhook that had not seen a JobSet when the controller tried two minutes ago": make_case(
-        "^lm is being created: ",
-        job=make_new(jobset(1), seconds=200),
-        jobs=(),
-        events=(make_unseen(120),),
+        events=(UNSEEN,),
     ),
     "a webhook that does not see a JobSet": make_case(
         "^lm has no Jobs: webhook mjob.kb.io denied the request: JobSet.jobset.x-k8s.io "
         '"lm" not found$',
         jobs=(),
-        events=(make_unseen(),),
+        events=(UNSEEN,),
     ),
     "webhook without a server": (
         reject_pods(
