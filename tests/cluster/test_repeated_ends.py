@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
+from jaxlaunch.launcher.errors import UnreachableError
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.jobs.status.hosts import metrics_port
 from jaxlaunch.launcher.kubernetes import streams
@@ -152,9 +153,13 @@ def read_restart_metric(gang: Gang) -> int:
     port = metrics_port(gang.jobset)
     assert port is not None
     request = b"GET /metrics HTTP/1.1\r\nHost: agent\r\n\r\n"
-    answer = streams.exchange_bytes(
-        gang.cluster, gang.namespace, leader.pod, port, request
-    ).decode()
+    try:
+        answer = streams.exchange_bytes(
+            gang.cluster, gang.namespace, leader.pod, port, request
+        ).decode()
+    except UnreachableError:
+        # The agent has not opened its port yet.
+        return 0
     samples = re.findall(r"^jaxlaunch_restarts_total(?:\{.*\})? ([\d.]+)", answer, re.MULTILINE)
     return sum(int(float(sample)) for sample in samples)
 
