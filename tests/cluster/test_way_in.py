@@ -53,6 +53,7 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.exit(9)
 """
+LIMIT_S = 240
 SIZE_BYTES, CUT_BYTES = 20 * 1024 * 1024, 6 * 1024 * 1024
 
 
@@ -60,6 +61,20 @@ SIZE_BYTES, CUT_BYTES = 20 * 1024 * 1024, 6 * 1024 * 1024
 def workspace(cluster: Access, base_image: str) -> Iterator[Workspace]:
     with make_workspace(cluster, base_image) as workspace:
         yield workspace
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    """Fail a test whose command does not end."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError(f"a command has not ended within {LIMIT_S} s")
+
+    previous = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
 
 
 @pytest.fixture(scope="module")
