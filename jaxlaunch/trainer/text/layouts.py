@@ -232,9 +232,11 @@ def match_layout(layout: Layout, values: Values) -> dict[str, str] | None:
             return None
         columns[part] = name
     for part, names in layout.optional.items():
-        taken = [*columns.values()]
-        present = (name for name in names if values.get(name) is not None and name not in taken)
-        if name := next(present, None):
+        used_names = [*columns.values()]
+        unused_names = (
+            name for name in names if values.get(name) is not None and name not in used_names
+        )
+        if name := next(unused_names, None):
             columns[part] = name
     return columns
 
@@ -311,8 +313,8 @@ def _convert_row(layout: Layout, columns: Mapping[str, str], values: Values) -> 
     if MESSAGES in parts:
         messages = _convert_messages(parse_messages(parts[MESSAGES]))
         messages = _prepend_system(messages, *system)
-        skipped = len(messages) - 1 if layout.format == KTO else 0
-        return row._replace(values={**others, MESSAGES: messages}, prompt_messages=skipped)
+        prompt_count = len(messages) - 1 if layout.format == KTO else 0
+        return row._replace(values={**others, MESSAGES: messages}, prompt_messages=prompt_count)
     is_text = isinstance(prompt, str) and isinstance(completion, str)
     if is_text and not layout.has_texts and not parts.get(SYSTEM):
         texts = {PROMPT: prompt, COMPLETION: completion}
@@ -320,11 +322,11 @@ def _convert_row(layout: Layout, columns: Mapping[str, str], values: Values) -> 
     if parts.get(INPUT):
         prompt = f"{prompt}\n{parts[INPUT]}"
     history = _parse_history(parts.get(HISTORY))
-    asked = _prepend_system([*history, *_as_messages(USER, prompt)], *system)
-    messages = [*asked, *_as_messages(ASSISTANT, completion)]
+    prompt_messages = _prepend_system([*history, *_as_messages(USER, prompt)], *system)
+    messages = [*prompt_messages, *_as_messages(ASSISTANT, completion)]
     # In a conversation by columns, earlier answers are trained too.
-    skipped = 0 if history else len(asked)
-    return row._replace(values={**others, MESSAGES: messages}, prompt_messages=skipped)
+    prompt_count = 0 if history else len(prompt_messages)
+    return row._replace(values={**others, MESSAGES: messages}, prompt_messages=prompt_count)
 
 
 def _convert_preference(columns: Mapping[str, str], parts: Values) -> dict[str, Any]:
