@@ -197,7 +197,7 @@ class Index:
         typed = re.findall(r"[a-z0-9]+", query)
         typed = [word for word in typed if word not in LEFT_OUT] or typed
         synonyms = {stem(key): split_words(words) for key, words in SYNONYMS.items()}
-        found: list[tuple[str, list[str]]] = []
+        terms: list[tuple[str, list[str]]] = []
         for position, word in enumerate(map(stem, typed)):
             is_last = position == len(typed) - 1
             if (
@@ -205,14 +205,14 @@ class Index:
                 or word in synonyms
                 or (is_last and any(True for _ in self._find_beginnings(word)))
             ):
-                found.append((word, synonyms.get(word, [])))
+                terms.append((word, synonyms.get(word, [])))
                 continue
             for cut in range(2, len(word) - 1) if len(word) > 5 else ():
                 pair = [stem(word[:cut]), stem(word[cut:])]
                 if all(part in self._rows for part in pair):
-                    found += [(part, []) for part in pair]
+                    terms += [(part, []) for part in pair]
                     break
-        return found
+        return terms
 
     def _find_beginnings(self, word: str) -> Iterable[str]:
         if len(word) < 3:

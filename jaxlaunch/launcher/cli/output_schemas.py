@@ -35,7 +35,7 @@ TYPES: Mapping[str, Any] = {
 }
 
 
-class _Untitled(GenerateJsonSchema):
+class _SchemaWithoutTitles(GenerateJsonSchema):
     """Leaves out the titles, which repeat the names of the fields."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
@@ -55,7 +55,7 @@ def output_schema(command: str) -> dict[str, Any]:
 
 def _type_schema(output_type: Any) -> dict[str, Any]:
     adapter = TypeAdapter(output_type)
-    schema = adapter.json_schema(mode="serialization", schema_generator=_Untitled)
+    schema = adapter.json_schema(mode="serialization", schema_generator=_SchemaWithoutTitles)
     for definition in (schema, *schema.get("$defs", {}).values()):
         definition.pop("title", None)
         if "description" in definition:

@@ -1,4 +1,4 @@
-"""What a job requests: devices, processes, mesh and batch, as plain data. Pure."""
+"""The requests of a job: devices, processes, mesh and batch, as plain data. Pure."""
 
 from __future__ import annotations
 

@@ -251,12 +251,12 @@ class CommandStream:
             The readable descriptors, and whether a piece of input can be sent. `fileno()` is among
             the descriptors if `receive` has something to read.
         """
-        own = self.fileno()
+        connection = self.fileno()
         if _has_pending(self._tunnel):
             timeout_s = 0.0
-        writers = [own] if is_sending else []
-        readable, writable, _ = select.select([own, *readers], writers, (), timeout_s)
-        ready = set(readable) | ({own} if _has_pending(self._tunnel) else set())
+        writers = [connection] if is_sending else []
+        readable, writable, _ = select.select([connection, *readers], writers, (), timeout_s)
+        ready = set(readable) | ({connection} if _has_pending(self._tunnel) else set())
         return ready, bool(writable)
 
     def fileno(self) -> int:

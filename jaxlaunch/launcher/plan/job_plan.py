@@ -25,7 +25,7 @@ HOUR_S = 3600.0
 
 
 class ClusterPlan(TypedDict):
-    """What a job asks of a cluster. All but the notes is null if no cluster could run it."""
+    """Requests of a job to a cluster. All but the notes is null if no cluster could run it."""
 
     cluster: ClusterRequests | None
     pod_security: PodSecurity | None

@@ -129,7 +129,7 @@ def _location_markers(model: type[Block]) -> Mapping[str, Location]:
 
 @dataclasses.dataclass(frozen=True)
 class Unset:
-    """What it means that a key has no value, if no default value states it.
+    """The meaning of a key without a value, if no default value states it.
 
     It is the `json_schema_extra` of a field, and follows the description in the JSON schema.
     """

@@ -168,7 +168,7 @@ class PodSide:
 
 @dataclasses.dataclass
 class CopyCounts:
-    """What a copy has done.
+    """The number of files and bytes of a copy.
 
     Attributes:
         files: Files that were sent.
