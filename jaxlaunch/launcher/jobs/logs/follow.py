@@ -278,10 +278,13 @@ class _Follower:
     def _read_log(self, source: LogSource) -> None:
         """Read one pod's log to its end. A broken stream is continued after the last line.
 
-        A stream also ends without an error, for example when the kubelet is started again.
+        A stream also ends without an error, for example when the kubelet is started again. What the
+        container wrote between that and its own end is read by one more request.
         """
         shown, window = ShownLines(), self._window
+        is_last_read = False
         while True:
+            pause_s = RECONNECT_PAUSE_S
             try:
                 lines = logs.read_pod_log(
                     self._cluster, self._namespace, source, self._selection, window, follow=True
@@ -289,8 +292,10 @@ class _Follower:
                 for line in lines:
                     if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
-                if self._has_ended or not self._is_running(source):
+                if is_last_read:
                     break
+                if self._has_ended or not self._is_running(source):
+                    is_last_read, pause_s = True, 0.0
             except UnreachableError:
                 pass
             except ApiError as error:
@@ -300,7 +305,7 @@ class _Follower:
                         message = logs.describe_unreadable(source.pod, error, source.node)
                         self._inbox.put(partial(self._say, message))
                     break
-            time.sleep(RECONNECT_PAUSE_S)
+            time.sleep(pause_s)
             window = LogWindow(since=shown.newest) if shown.newest else window
             shown.restart_stream()
         self._inbox.put(partial(self._open_pods.discard, source.pod))

@@ -228,17 +228,19 @@ def test_follower_reads_on_where_a_stream_ends_before_its_container(
     for host in range(2):
         write_log(server, host, f"[{host}] a")
 
-    def end_later() -> None:
+    pod = objects.over(0, 0)
+
+    def end_container(handler: Handler) -> bool:
         # The kubelet was started again, which had ended the stream.
+        if handler.query.get("fieldSelector") != f"metadata.name={pod['metadata']['name']}":
+            return False
         write_log(server, 0, "[0] a", "[0] b")
-        pod = objects.over(0, 0)
         server.put(PODS.path("team", pod["metadata"]["name"]), pod)
         done = {"status": {"terminalState": "Completed"}}
-        threading.Timer(
-            0.5, lambda: server.put(path, apiserver.merge_patch(server.objects[path], done))
-        ).start()
+        server.put(path, apiserver.merge_patch(server.objects[path], done))
+        return False
 
-    call_after_logs(server, end_later)
+    server.on("GET", "/pods", *[end_container] * 200)
     result = show_logs("-f")
     assert result.code == 0
     assert sorted(result.out.splitlines()) == ["[0] a", "[0] b", "[1] a"]
