@@ -66,6 +66,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmdParameters=config_overrides
 MinJobAge=3600
+FirstJobId={ports[3]}
 ReturnToService=2
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -126,7 +127,8 @@ class SlurmCluster:
         """Wait until a job was requeued, and start it before the two minutes of Slurm's delay."""
         assert poll_until(lambda: self.job_fields(number)["Restarts"] == "1")
         self.wait_for_state(number, "PENDING")
-        self.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+        # slurmd refuses a job whose credential is not younger, in whole seconds, than its last end.
+        self.call("scontrol", "update", f"JobId={number}", "StartTime=now+5")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     if os.geteuid() != 0:
         needs.absent("Slurm's daemons need root")
     folder = tmp_path_factory.mktemp("slurm")
-    ports = [choose_free_port() for _ in range(3)]
+    # The number of a job determines the port of its leader, which another cluster may use here.
+    ports = [choose_free_port() for _ in range(4)]
     conf = CONF.format(folder=folder, port=ports[2], ports=ports)
     (folder / "slurm.conf").write_text(conf)
     (folder / "hosts").write_text("127.0.0.1 localhost n0 n1\n")
