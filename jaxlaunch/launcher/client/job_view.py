@@ -13,6 +13,7 @@ from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.status import collect, job_status
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.local import run_folders
@@ -72,13 +73,11 @@ def find_local_run(
 
 def _require_no_job(name: str, say: Say) -> None:
     """Raise UserError if the cluster has a job with the name of a run here."""
+    if not kubeconfig.has_kubeconfig():
+        return
     try:
         cluster = Cluster.connect(None)
-    except ClusterError:
-        # There is no cluster.
-        return
-    cluster.limit_call_time(NAME_CHECK_TIMEOUT_S)
-    try:
+        cluster.limit_call_time(NAME_CHECK_TIMEOUT_S)
         has_job = cluster.get(JOBSETS, name) is not None
     except ClusterError as error:
         question = "whether the cluster has a job of that name is unknown"

@@ -64,6 +64,16 @@ def test_ambiguous_name_needs_a_location(call: Call) -> None:
     assert call("status", "lm", "--local", "-n", "team").code == 2
 
 
+def test_unreadable_kubeconfig_leaves_the_run_and_is_reported(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken").write_text("clusters: [")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
+    shown = call("status", "lm", "-o", "json")
+    assert json.loads(shown.out)["folder"] == str(Path("runs/lm").absolute())
+    assert "lm is the run here" in shown.err and str(tmp_path / "broken") in shown.err
+
+
 def test_list_shows_runs_and_jobs(call: Call) -> None:
     assert [line.split()[:2] for line in call("list").out.splitlines()[1:]] == [
         ["(here)", "lm"],
