@@ -46,6 +46,20 @@ NOTIFY = "JAXLAUNCH_NOTIFY"
 # The folder of the job's code, which follows that of the agent on PYTHONPATH.
 CODE_ROOT = "JAXLAUNCH_CODE_ROOT"
 
+# The role of this host, of a job with `jobs:`, also for its processes.
+ROLE = "JAXLAUNCH_ROLE"
+
+
+def role_addresses_variable(role: str) -> str:
+    """Return the variable with the host names of a role's hosts, separated by commas."""
+    return f"{ROLE}_{role.upper().replace('-', '_')}_ADDRESSES"
+
+
+def role_folder_variable(role: str) -> str:
+    """Return the variable with the run folder of a role, or its URL. Unset if it has none."""
+    return f"{ROLE}_{role.upper().replace('-', '_')}_RUN_DIR"
+
+
 # The JobSet sets these for the agent.
 
 # The node of the pod, for messages.

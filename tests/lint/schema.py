@@ -59,10 +59,12 @@ def find_wrong_examples_of_blocks() -> Iterator[str]:
             continue
         part = yaml.safe_load(texts[0])
         rest: dict[str, Any] = (
-            {} if "train" in part or "command" in part else {"command": ["python", "train.py"]}
+            {}
+            if {"train", "command", "jobs"} & part.keys()
+            else {"command": ["python", "train.py"]}
         )
         try:
-            load.parse_job(yaml.safe_dump({**REST, **rest, **part}))
+            load.read_job_text(yaml.safe_dump({**REST, **rest, **part}), may_have_roles=True)
         except Exception as error:
             yield f"{title}: {error}"
         if title != "job" and not _is_of_section(part, title):
@@ -75,7 +77,7 @@ def _is_of_section(part: Any, title: str) -> bool:
         part = part[key]
     if isinstance(part, list):
         part = part[0]
-    elif path in ("secrets", "train.data.parts"):
+    elif path in ("secrets", "train.data.parts", "jobs"):
         part = next(iter(part.values()))
     key, _, value = kind.partition(": ")
     is_named = value and value != "module:Name" and "preset" not in part

@@ -21,6 +21,7 @@ from jaxlaunch.launcher.job.introspection import (
     nested_blocks,
     types_at,
 )
+from jaxlaunch.launcher.job.roles import JOB_KEYS
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.trainer.spec import Unset
 
@@ -75,6 +76,14 @@ def schema_command(command: str | None, markdown: bool) -> None:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of job.yaml, draft 2020-12."""
     schema = JobSpec.model_json_schema(by_alias=True)
+    # The keys of a role are added here, because its model leaves them to the check of the job.
+    role = schema["$defs"]["Role"]
+    keys = {key: schema["properties"][key] for key in schema["properties"].keys() - JOB_KEYS}
+    role["properties"] |= {key: keys[key] for key in sorted(keys)}
+    role["additionalProperties"] = False
+    # Each role may have its own accelerator.
+    schema["required"].remove("accelerator")
+    schema["anyOf"] = [{"required": [key]} for key in ("accelerator", "jobs")]
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return {**draft, **schema, "title": "job.yaml"}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -74,9 +76,22 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], output_format: 
     All errors are reported at once, each with its line; the exit code is then 2. Notes say what
     `run` would refuse in the files of this machine, such as a missing column of a table.
     """
-    job = jobs.load_job(job_file, overrides)
-    folder = job_file.absolute().parent
-    data = (f"data: {note}" for note in job_notes.describe_data(job, folder))
+    file = jobs.read_job(job_file, overrides, may_have_roles=True)
+    specs = [role.file.spec for role in file.roles] or [file.spec]
+    lines = itertools.chain(
+        [f"{job_file}: ok"], *(_describe_job(spec, file.folder) for spec in specs)
+    )
+    summary: Mapping[str, Any] = summarize_job(file.spec)
+    if file.roles:
+        roles = {role.name: summarize_job(role.file.spec) for role in file.roles}
+        summary = {"name": file.name, "roles": roles}
+    output.show_result(summary, output_format, lines)
+
+
+def _describe_job(job: JobSpec, folder: Path) -> Iterator[str]:
+    """Yield what the job requests, its data, and notes on what `run` would refuse."""
+    yield from describe_request(job)
+    yield from (f"data: {note}" for note in job_notes.describe_data(job, folder))
     notes = itertools.chain(
         job_notes.find_refusals(job, folder),
         job_notes.find_unexportable_options(job),
@@ -84,10 +99,7 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], output_format: 
         job_notes.find_lost_exit_codes(job, folder),
         job_notes.find_unexpanded_variables(job),
     )
-    lines = itertools.chain(
-        [f"{job_file}: ok"], describe_request(job), data, (f"note: {note}" for note in notes)
-    )
-    output.show_result(summarize_job(job), output_format, lines)
+    yield from (f"note: {note}" for note in notes)
 
 
 def describe_request(job: JobSpec) -> list[str]:

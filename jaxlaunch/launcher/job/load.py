@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, JobFaultsError, KeyPath
-from jaxlaunch.launcher.job import checks, credentials, introspection, messages
-from jaxlaunch.launcher.job.schema import VERBATIM_KEYS, JobSpec
+from jaxlaunch.launcher.job import checks, credentials, introspection, messages, roles
+from jaxlaunch.launcher.job.schema import VERBATIM_KEYS, JobSpec, Role
 from jaxlaunch.launcher.wording import format_key_path, shorten_text
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE, Document
@@ -27,6 +27,7 @@ from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE, Document
 __all__ = [
     "JobFile",
     "JobSpec",
+    "RoleJob",
     "dump_job",
     "load_job",
     "parse_job",
@@ -54,21 +55,47 @@ class JobFile:
     spec: JobSpec
     source: Document
     folder: Path
+    # In the order in which they start. If there are some, `spec` is that of the lead.
+    roles: tuple[RoleJob, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return str(self.source.data["name"]) if self.roles else self.spec.name
+
+    @property
+    def lead(self) -> RoleJob | None:
+        """The first role of the file that ends the job; None without roles."""
+        names = roles.list_ending_roles(self.source.data["jobs"]) if self.roles else ()
+        return next((role for role in self.roles if role.name in names[:1]), None)
 
 
-def read_job(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
+@dataclasses.dataclass(frozen=True)
+class RoleJob:
+    """A role of a job, as a job of its own whose name is `JOB-ROLE`."""
+
+    name: str
+    role: Role
+    file: JobFile
+
+
+def read_job(
+    path: str | Path, overrides: Sequence[str] = (), *, may_have_roles: bool = False
+) -> JobFile:
     """Read a job file, with dotted overrides such as `train.steps=100`.
 
-    Raises JobFaultsError with all faults, and UserError if the file cannot be read.
+    Raises JobFaultsError with all faults, and UserError if the file cannot be read, or has roles
+    and may not.
     """
-    source = reader.read_document(Path(path))
-    return JobFile(_build_job(source, overrides), source, Path(path).absolute().parent)
+    source, folder = reader.read_document(Path(path)), Path(path).absolute().parent
+    return _build_file(source, folder, overrides, may_have_roles)
 
 
-def read_job_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
+def read_job_text(
+    text: str, name: str = "job.yaml", folder: Path = Path(), *, may_have_roles: bool = False
+) -> JobFile:
     """Read a job from a text. Faults show `name` as its file. Raises JobFaultsError."""
-    source = reader.parse_document(text, name)
-    return JobFile(_build_job(source), source, folder)
+    return _build_file(reader.parse_document(text, name), folder, (), may_have_roles)
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -106,10 +133,25 @@ def _apply_overrides(source: Document, overrides: Sequence[str]) -> None:
         source.overrides[override.path] = override.redacted
 
 
+def _build_file(
+    source: Document, folder: Path, overrides: Sequence[str], may_have_roles: bool
+) -> JobFile:
+    if may_have_roles:
+        _apply_overrides(source, overrides)
+        if messages.value_at(source.data, ("jobs",)) is not None:
+            return _build_roles(source, folder)
+        overrides = ()
+    return JobFile(_build_job(source, overrides), source, folder)
+
+
 def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     _apply_overrides(source, overrides)
     faults = [messages.add_expected_number(fault) for fault in source.faults]
     spec = None
+    if messages.value_at(source.data, ("jobs",)) is not None:
+        message = "jobs: this command does not support a job with roles."
+        faults.append(Fault(("jobs",), message, "validate, render and submit support them."))
+        raise JobFaultsError([source.locate(fault) for fault in faults])
     if isinstance(source.data, dict):
         spec = _validate_data(source, faults)
     elif not faults:
@@ -119,6 +161,38 @@ def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     if spec is None or faults:
         raise JobFaultsError([source.locate(fault) for fault in faults])
     return spec
+
+
+def _build_roles(source: Document, folder: Path) -> JobFile:
+    """Return a job with roles, each validated as a job of its own."""
+    faults = [messages.add_expected_number(fault) for fault in source.faults]
+    blocks = source.data["jobs"]
+    stub = {"name": "x", "accelerator": {"type": "cpu"}, "command": ["x"], "jobs": blocks}
+    try:
+        settings = JobSpec.model_validate(stub).jobs or {}
+    except ValidationError as error:
+        faults += messages.translate_errors(error, source)
+        raise JobFaultsError([source.locate(fault) for fault in faults]) from None
+    faults += roles.find_role_faults(source.data, settings)
+    located = {source.locate(fault): None for fault in faults}
+    role_jobs = []
+    for name in roles.sort_roles(settings):
+        document = roles.role_document(source, name)
+        role_faults: list[Fault] = []
+        spec = _validate_data(document, role_faults)
+        unsupported = [] if spec is None else list(roles.find_unsupported_keys(spec))
+        keys = {fault.path[0] for fault in unsupported}
+        role_faults = [fault for fault in role_faults if keys.isdisjoint(fault.path[:1])]
+        for fault in (*unsupported, *role_faults):
+            located[roles.locate_fault(fault, document, source, name)] = None
+        if spec is not None:
+            role = RoleJob(name, settings[name], JobFile(spec, document, folder))
+            role_jobs.append(role)
+    if located:
+        raise JobFaultsError([*located])
+    lead = roles.list_ending_roles(blocks)[0]
+    spec = next(role.file.spec for role in role_jobs if role.name == lead)
+    return JobFile(spec, source, folder, tuple(role_jobs))
 
 
 def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
@@ -228,7 +302,6 @@ def _program_faults(data: Any) -> Iterator[Fault]:
 
 # Keys whose values, or all of whose values if none are listed, are not supported yet.
 _UNSUPPORTED: Mapping[KeyPath, tuple[str, ...]] = {
-    ("jobs",): (),
     ("train", "mesh", "cp"): (),
     ("train", "mesh", "pp"): (),
     ("train", "precision"): ("fp8", "int8"),

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import ACCELERATORS, Platform
@@ -497,6 +497,36 @@ class Notify(Block, validate_default=True):
     )
 
 
+class Role(Block):
+    """A named group of hosts of a job, which runs a program of its own.
+
+    It may set most keys of the job, whose values are its defaults.
+
+    ```yaml
+    accelerator: {type: cpu}
+    jobs:
+      trainer: {ends: true, hosts: 2, command: [python, train.py]}
+      # a failed evaluation does not end the training
+      evaluator: {may_fail: true, needs: {trainer: started}, command: [python, evaluate.py]}
+    ```
+    """
+
+    # The other keys are validated as those of a job, after the defaults were added.
+    model_config = ConfigDict(extra="allow")
+
+    ends: bool = Field(
+        False, description="whether the job is done when this role is, and the others are stopped"
+    )
+    may_fail: bool = Field(False, description="whether the job continues when this role has failed")
+    needs: dict[Label, Literal["started"]] = Field(
+        {},
+        description="roles whose pods must run before those of this one are created",
+    )
+
+
+MAX_ROLES = 16
+
+
 def _default_hosts(values: dict[str, Any]) -> int:
     accelerator: Accelerator = values["accelerator"]
     sides = accelerators.parse_topology(accelerator.topology or "")
@@ -690,6 +720,11 @@ class JobSpec(Block, validate_default=True):
     )
     train: TrainSpec | None = Field(
         None, description="the built-in trainer", json_schema_extra=Unset("none: command is given")
+    )
+    jobs: Annotated[dict[Label, Role], Field(min_length=1, max_length=MAX_ROLES)] | None = Field(
+        None,
+        description="roles: named groups of hosts, each with its own program, in one job",
+        json_schema_extra=Unset("one group of hosts, by the keys above"),
     )
     independent: bool = Field(
         False,

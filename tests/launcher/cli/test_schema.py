@@ -77,7 +77,10 @@ def test_schema_of_an_output_is_printed(
 def test_json_schema_is_closed_and_complete() -> None:
     json_schema = schema.json_schema()
     assert set(json_schema["properties"]) == set(introspection.block_fields(JobSpec))
-    assert json_schema["required"] == ["name", "accelerator"]
+    assert json_schema["required"] == ["name"]
+    assert json_schema["anyOf"] == [{"required": ["accelerator"]}, {"required": ["jobs"]}]
+    role_keys = json_schema["$defs"]["Role"]["properties"]
+    assert {"ends", "hosts", "train"} <= role_keys.keys() and "name" not in role_keys
     blocks = [json_schema, *json_schema["$defs"].values()]
     open_blocks = [
         block["title"] for block in blocks if block.get("additionalProperties") is not False

@@ -437,3 +437,90 @@ def test_any_value_at_any_key_is_accepted_or_refused(value: str, tmp_path: Path)
 
 def test_as_written_keys_are_in_the_schema() -> None:
     assert set(VERBATIM_KEYS) <= set(introspection.block_fields(JobSpec))
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+ROLES = """
+name: chase
+accelerator: {type: h100}
+env: {A: 010, B: b}
+train: {task: classify}
+jobs:
+  trainer: {hosts: 2, ends: true, needs: {sampler: started}}
+  sampler:
+    accelerator: {type: cpu}
+    env: {B: 3e-4}
+    command: [python, sample.py, --lr, 3e-4]
+"""
+
+
+def read_roles(folder: Path, text: str, *overrides: str) -> jobs.JobFile:
+    file = folder / "job.yaml"
+    file.write_text(text)
+    return jobs.read_job(file, overrides, may_have_roles=True)
+
+
+def test_roles_are_jobs_with_the_defaults_of_the_file(tmp_path: Path) -> None:
+    file = read_roles(tmp_path, ROLES, "jobs.trainer.hosts=4", "restarts.crash=1")
+    assert file.name == "chase"
+    assert file.lead is not None and file.spec is file.lead.file.spec
+    assert [role.name for role in file.roles] == ["sampler", "trainer"]
+    sampler, trainer = (role.file.spec for role in file.roles)
+    assert (sampler.name, sampler.accelerator.type, sampler.hosts) == ("chase-sampler", "cpu", 1)
+    assert sampler.command == ["python", "sample.py", "--lr", "3e-4"]
+    assert sampler.train is None
+    assert sampler.env == {"A": "010", "B": "3e-4"}
+    assert (trainer.name, trainer.accelerator.type, trainer.hosts) == ("chase-trainer", "h100", 4)
+    assert trainer.train is not None
+    assert trainer.env == {"A": "010", "B": "b"}
+    assert trainer.restarts.crash == sampler.restarts.crash == 1
+    for role in (sampler, trainer):
+        assert jobs.parse_job(jobs.dump_job(role)) == role
+
+
+@pytest.mark.parametrize(
+    ("overrides", "messages"),
+    [
+        (["jobs.trainer.ends=false"], ["job.yaml:6: jobs has no role with ends: true"]),
+        (["jobs.trainer.may_fail=true"], ["jobs.trainer has both ends: true and may_fail"]),
+        (["jobs.trainer.needs={x: started}"], ["jobs.trainer.needs.x: there is no other role"]),
+        (["jobs.sampler.needs={trainer: started}"], ["these roles need each other: "]),
+        (["jobs.sampler.queue=a"], ["jobs.sampler.queue is set, but queue applies to the whole"]),
+        (["jobs.sampler.spares=1"], ["jobs.sampler: spares = 1 is not supported together with"]),
+        (
+            ["jobs.sampler.hots=1"],
+            ['jobs.sampler: unknown key "hots" in job. Did you mean "hosts"'],
+        ),
+        (["jobs.sampler.hosts={min: 1, max: 2}"], ["jobs.sampler: hosts = {min, max} is not"]),
+        (["hosts=0", "grace=x"], ["hosts=0 (override): hosts = 0 is not", "grace = x is not"]),
+        (["jobs=3"], ["jobs=3 (override): jobs = 3 is not a block"]),
+        (["jobs.A={}"], ['jobs has the key "A", which is not a name']),
+        (["jobs.sampler.command=[]"], ["jobs.sampler: command is not a list of arguments"]),
+    ],
+)
+def test_faults_of_roles(overrides: list[str], messages: list[str], tmp_path: Path) -> None:
+    with pytest.raises(JobFaultsError) as faults:
+        read_roles(tmp_path, ROLES, *overrides)
+    # A fault of a default is shown once, and not for each role.
+    assert len(faults.value.faults) == len(messages)
+    for message in messages:
+        assert message in str(faults.value).replace(str(tmp_path) + "/", "")
+
+
+def test_faults_of_roles_have_their_lines(tmp_path: Path) -> None:
+    text = ROLES.replace("accelerator: {type: h100}\n", "").replace("hosts: 2", "hosts: 0")
+    with pytest.raises(JobFaultsError) as faults:
+        read_roles(tmp_path, text)
+    assert [(fault.line, fault.message[:28]) for fault in faults.value.faults] == [
+        (6, "jobs.trainer: accelerator is"),
+        (6, "jobs.trainer: hosts = 0 is n"),
+    ]
+
+
+def test_commands_without_roles_refuse_them(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(ROLES)
+    with pytest.raises(JobFaultsError) as faults:
+        jobs.load_job(tmp_path / "job.yaml")
+    (fault,) = faults.value.faults
+    assert (fault.line, fault.path) == (6, ("jobs",))
