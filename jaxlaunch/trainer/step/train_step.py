@@ -18,7 +18,7 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.experts import Routing
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.parallel import mesh as meshes
-from jaxlaunch.trainer.spec import CustomModel, Decoder, TrainSpec
+from jaxlaunch.trainer.spec import CustomModel, TrainSpec
 from jaxlaunch.trainer.step.executable import Executable, step_compiler_options
 from jaxlaunch.trainer.step.loss import StepLoss, Sums, check_buffers, name_user_errors
 from jaxlaunch.trainer.step.state import Batch, Placement, StateBuilder, TrainState
@@ -53,6 +53,7 @@ class Step:
         self.loss = StepLoss(task, self._spec, self._placement, self.builder)
         self._update = Update(self._spec, self._placement, self.builder, self.loss, total_steps)
         self.notes = [*([note] if note else []), *self.builder.run_notes()]
+        self._check_experts()
         # Keyed by steps per dispatch.
         self._train_programs: dict[int, Executable] = {}
         self._eval_program: Executable | None = None
@@ -62,6 +63,14 @@ class Step:
     def attention_implementation(self) -> str:
         """The implementation of attention in use, with `auto` and unavailable ones resolved."""
         return "xla" if self._spec.attention == "auto" else self._spec.attention
+
+    def _check_experts(self) -> None:
+        ep, axes = self.mesh.shape["ep"], self.builder.axes.values()
+        has_experts = any("experts" in (names or ()) for names in axes)
+        if ep > 1 and not has_experts and not isinstance(self._spec.model, CustomModel):
+            raise SpecError(
+                f"train.mesh.ep = {ep} splits experts, and train.model has none; use dp or fsdp"
+            )
 
     def init_state(self) -> TrainState:
         """Return a new state; see StateBuilder.init_state."""
@@ -254,15 +263,10 @@ class Step:
 
 
 def _check_batch_divides(spec: TrainSpec, mesh: jax.sharding.Mesh) -> None:
-    shards, ep = meshes.count_shards(mesh), mesh.shape["ep"]
+    shards = meshes.count_shards(mesh)
     if spec.batch % (shards * spec.accumulate):
         raise SpecError(
             f"train.batch = {spec.batch} cannot be split evenly over accumulate = "
             f"{spec.accumulate} micro-batches × {meshes.describe_shards(mesh)} devices; use a "
             f"multiple of {shards * spec.accumulate}"
-        )
-    has_experts = isinstance(spec.model, Decoder) and spec.model.experts is not None
-    if ep > 1 and not has_experts and not isinstance(spec.model, CustomModel):
-        raise SpecError(
-            f"train.mesh.ep = {ep} splits experts, and train.model has none; use dp or fsdp"
         )
