@@ -122,6 +122,7 @@ def encode_table(comparisons: Mapping[str, Comparison]) -> bytes:
         digits = {
             key: float(f"{value:.1e}") if isinstance(value, float) else value
             for key, value in row.items()
+            if (key, value) != ("rounding", 0.0)
         }
         rows[name] = digits
     table = {"versions": library_versions(), "architectures": rows}

@@ -8,7 +8,7 @@ B batch, L length, D model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,9 @@ class TorchModel(nnx.Module):
         self.deterministic = False
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         axes_by_name = axes.parameter_axes(module)
-        variables = _zero_parameters(module, axes_by_name) | _persistent_buffers(module)
+        # Below adapters, the whole model is frozen.
+        unused = frozenset() if has_adapters else _list_unused(module)
+        variables = _zero_parameters(module, axes_by_name, unused) | _persistent_buffers(module)
         # Static data of nnx has to be hashable.
         self.torch_names = tuple(
             (published, name)
@@ -154,10 +156,28 @@ class TorchModel(nnx.Module):
         return constrain(logits_BLV, "batch", "length", "vocab")
 
 
-def _zero_parameters(module: Any, axes_by_name: Mapping[str, Axes | None]) -> dict[str, Any]:
-    """Return parameters of zeros, which the weights of a folder replace."""
+def _list_unused(module: Any) -> frozenset[str]:
+    """Return the parameters that no text uses: those of a model of images beside the decoder."""
+    if module.config.get_text_config() is module.config:
+        return frozenset()
+    used = (*module.get_decoder().parameters(), *module.get_output_embeddings().parameters())
+    used_ids = {*map(id, used)}
+    return frozenset(
+        name for name, parameter in module.named_parameters() if id(parameter) not in used_ids
+    )
+
+
+def _zero_parameters(
+    module: Any, axes_by_name: Mapping[str, Axes | None], unused: Collection[str]
+) -> dict[str, Any]:
+    """Return parameters of zeros, which the weights of a folder replace.
+
+    Unused ones are no parameters of the training, in which weight decay would change them.
+    """
     return {
-        name: nnx.Param(jnp.zeros(tuple(parameter.shape), jnp.float32), axes=axes_by_name[name])
+        name: (nnx.Variable if name in unused else nnx.Param)(
+            jnp.zeros(tuple(parameter.shape), jnp.float32), axes=axes_by_name[name]
+        )
         for name, parameter in module.named_parameters()
     }
 

@@ -27,6 +27,8 @@ ARCHITECTURES = [
     "glm4_moe",
     "llama4_text",
     "gemma3_text",
+    # The language model of a model of texts and images.
+    "gemma3",
     "qwen3",
     "phi3",
     "smollm3",
