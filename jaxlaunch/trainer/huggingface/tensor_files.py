@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,16 @@ from safetensors import SafetensorError, safe_open
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface.quantized_tensors import (
+    BYTE_DTYPE,
+    FP8_DTYPE,
+    FP8_SCALE,
+    MXFP4_BLOCKS,
+    MXFP4_SCALES,
+    Fp8Tensor,
+    Mxfp4Tensor,
+    find_quantized,
+)
 
 MODEL_STEM = "model"
 INDEX_FILE = f"{MODEL_STEM}.safetensors.index.json"
@@ -30,6 +41,8 @@ INDEX_FILE = f"{MODEL_STEM}.safetensors.index.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 DEFAULT_KEY = "train.model.init_from"
 DTYPES: dict[str, Any] = dict(F32=np.float32, F16=np.float16, BF16=jnp.bfloat16, F64=np.float64)
+# Dtypes of the parts of quantized tensors.
+PART_DTYPES: dict[str, Any] = {FP8_DTYPE: jnp.float8_e4m3fn, BYTE_DTYPE: np.uint8}
 # Endings of weight files, for the message about a folder without safetensors.
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 # The size of the field with the length of the header.
@@ -39,7 +52,7 @@ Slices = tuple[slice, ...]
 
 
 class TensorFiles:
-    """The tensors of a folder by name.
+    """The tensors of a folder by name; quantized ones as if they were not.
 
     Args:
         folder: Folder or URL.
@@ -65,16 +78,31 @@ class TensorFiles:
                     self._add_file(path)
         except OSError as error:
             raise SpecError(f"{key} = {folder} cannot be read: {error}") from None
+        self._quantized = find_quantized(self._paths.keys())
+        self._names = (self._paths.keys() | self._quantized.mxfp4) - self._quantized.parts
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
+        return iter(sorted(self._names))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._paths
+        return name in self._names
 
     def __getitem__(self, name: str) -> Any:
         """Return a lazy tensor, which is read when it is sliced. Raises SpecError."""
-        return self._open_file(self._paths[name]).get_slice(name)
+        if name in self._quantized.fp8:
+            return Fp8Tensor(self._stored_tensor(name), self._stored_tensor(name + FP8_SCALE))
+        if name in self._quantized.mxfp4:
+            parts = (self._stored_tensor(name + part) for part in (MXFP4_BLOCKS, MXFP4_SCALES))
+            return Mxfp4Tensor(*parts)
+        return self._stored_tensor(name)
+
+    def _stored_tensor(self, name: str) -> Any:
+        path = self._paths[name]
+        tensor = self._open_file(path).get_slice(name)
+        if tensor.get_dtype() != FP8_DTYPE or remote.is_remote(path):
+            return tensor
+        # NumPy has no such dtype, so that safetensors cannot read it.
+        return TensorFile(path, self._key).get_slice(name)
 
     def tensor_dtype(self, name: str) -> np.dtype[Any]:
         """Return the stored dtype of a tensor that `is_supported`."""
@@ -95,7 +123,7 @@ class TensorFiles:
             return self._open[path]
         try:
             is_remote = remote.is_remote(path)
-            self._open[path] = RemoteFile(path, self._key) if is_remote else safe_open(path, "np")
+            self._open[path] = TensorFile(path, self._key) if is_remote else safe_open(path, "np")
         except (OSError, SafetensorError) as error:
             raise SpecError(f"{self._key}: {path} cannot be read: {error}") from None
         return self._open[path]
@@ -156,8 +184,8 @@ class TensorFiles:
         )
 
 
-class RemoteFile:
-    """A safetensors file in an object store, with the interface of `safe_open`.
+class TensorFile:
+    """A safetensors file, also in an object store, with the interface of `safe_open`.
 
     Raises SpecError for an invalid or truncated file, and StorageError.
     """
@@ -165,7 +193,8 @@ class RemoteFile:
     def __init__(self, url: str, key: str = DEFAULT_KEY) -> None:
         self._url, self._key = url, key
         with remote.convert_errors(f"reading {url}", SpecError):
-            size = int(remote.open_filesystem(url).size(url))
+            is_remote = remote.is_remote(url)
+            size = int(remote.open_filesystem(url).size(url)) if is_remote else os.stat(url).st_size
         self._start = LENGTH_BYTES
         if size > LENGTH_BYTES:
             self._start += int.from_bytes(self.read_range(0, LENGTH_BYTES), "little")
@@ -198,6 +227,10 @@ class RemoteFile:
 
     def read_range(self, start: int, end: int) -> bytes:
         """Read the bytes `start` to `end - 1`. Raises SpecError, StorageError."""
+        if not remote.is_remote(self._url):
+            with open(self._url, "rb") as file:
+                file.seek(start)
+                return file.read(end - start)
         with remote.convert_errors(f"reading {self._url}", SpecError):
             return remote.read_range(self._url, start, end)
 
@@ -213,7 +246,7 @@ class RemoteTensor:
         start: Offset in the file, in bytes.
     """
 
-    file: RemoteFile
+    file: TensorFile
     shape: list[int]
     dtype: str
     start: int
@@ -227,7 +260,9 @@ class RemoteTensor:
         return self.dtype
 
     def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:
-        dtype, rows = np.dtype(DTYPES[self.dtype]), range(*slices[0].indices(self.shape[0]))
+        slices = (slice(None),) * len(self.shape) if slices is Ellipsis else slices
+        dtype = np.dtype((DTYPES | PART_DTYPES)[self.dtype])
+        rows = range(*slices[0].indices(self.shape[0]))
         row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
         start, end = (self.start + row * row_bytes for row in (rows.start, rows.stop))
         data = self.file.read_range(start, end)

@@ -21,6 +21,8 @@ from jaxlaunch.trainer.huggingface.tensor_files import TensorFiles
 
 # The number of names that a message lists.
 MAX_NAMES = 3
+# Dtypes of weights in formats that TensorFiles does not dequantize.
+QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F4", "U8", "I8"})
 
 
 class Conversion(NamedTuple):
@@ -102,6 +104,7 @@ def iterate_parameters(
     """
     files = TensorFiles(folder)
     layout = find_layout(module, files)
+    _check_dtypes(folder, files)
     remaining = dict(targets)
     for name, source in layout.renamed.items():
         if (target := remaining.pop(name, None)) is None:
@@ -131,6 +134,15 @@ def iterate_parameters(
             f"{folder} does not match the {type(module).__name__} of its config.json: "
             f"{'; '.join(faults)}"
         )
+
+
+def _check_dtypes(folder: str, files: TensorFiles) -> None:
+    for name in files:
+        if (dtype := files[name].get_dtype()) in QUANTIZED_DTYPES:
+            raise SpecError(
+                f"{folder}: {name} is quantized, in {dtype}; of the quantized weights only fp8 "
+                "with block scales and MXFP4 can be read"
+            )
 
 
 def _list_names(names: Any) -> str:
