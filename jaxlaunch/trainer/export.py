@@ -98,12 +98,12 @@ def export(
         return _summarize_export(stored_step, "MLP", params, files, notes)
     _check_published(model)
     lora = reader.recorded_lora(stored_step)
-    if lora is None and isinstance(model, ResNet | TransformersModel):
+    if (lora is None or merged) and isinstance(model, ResNet | TransformersModel):
         buffers = reader.evaluated_buffers(stored_step, ema)
         # A frozen reference is not a part of the model.
         names = [name for name in buffers if not name.startswith(REFERENCE_PREFIX)]
         params = {**params, **{name: buffers[name] for name in names}}
-    _check_merged(merged, stored_step, model, lora)
+    _check_merged(merged, stored_step, lora)
     checkpoint = f"step {stored_step.step} of {folder}"
     turn_ends = _find_turn_ends(checkpoint, extra_files, notes.append)
     if lora is not None and not merged:
@@ -111,6 +111,10 @@ def export(
         # that end a turn.
         generation = folders.render_generation_config(model.init_from, extra_files, turn_ends)
         extra_files[folders.GENERATION_FILE] = save.encode_json(generation)
+    if lora is not None and merged:
+        model = model if base is None else model.model_copy(update={"init_from": base})
+        recorded = stored_step.meta.get("base")
+        params, lora = merge_stored(model, lora, recorded, params, checkpoint), None
     if isinstance(model, TransformersModel):
         architecture, files = torch_export.save_model(
             to, model, lora, params, extra_files, turn_ends
@@ -118,13 +122,10 @@ def export(
         return _summarize_export(stored_step, architecture, params, files, notes)
     architecture = FAMILIES[config_json.find_family(model)].architecture
     classes = (inputs or {}).get("classes", ())
-    if lora is not None and not merged:
+    if lora is not None:
         files = peft.write_adapters(to, model, lora, params, extra_files)
         architecture = f"adapters of {architecture}"
         return _summarize_export(stored_step, architecture, params, files, notes)
-    if lora is not None:
-        base_model = model if base is None else model.model_copy(update={"init_from": base})
-        params = merge_stored(base_model, lora, stored_step.meta.get("base"), params, checkpoint)
     if isinstance(model, ImageModel):
         extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
     files = save.save_model(
@@ -142,16 +143,11 @@ def _check_published(model: Any) -> None:
         )
 
 
-def _check_merged(merged: bool, step: StoredStep, model: Any, lora: Lora | None) -> None:
-    """Raise SpecError if `merged` is set for a step without adapters, or with peft's modules."""
+def _check_merged(merged: bool, step: StoredStep, lora: Lora | None) -> None:
+    """Raise SpecError if `merged` is set for a step without adapters."""
     if merged and lora is None:
         raise SpecError(
             f"step {step.step} holds a whole model, no adapters to be merged; leave --merged out"
-        )
-    if merged and isinstance(model, TransformersModel):
-        raise SpecError(
-            "--merged applies to adapters of built-in models; export without it, and call "
-            "merge_and_unload of peft's PeftModel"
         )
 
 

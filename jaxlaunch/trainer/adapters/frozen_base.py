@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,10 @@ from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensor_files import DEFAULT_KEY, TensorFiles
 from jaxlaunch.trainer.spec import Lora, PublishedModel, TransformersModel
+from jaxlaunch.trainer.torch_models import adapters as module_adapters
+from jaxlaunch.trainer.torch_models import build
 
+BASE_OPTION = "--base of launcher export"
 AbstractParams = Mapping[str, jax.ShapeDtypeStruct]
 # The contents of a checkpoint in messages, to be followed by a description of the base.
 ADAPTERS_OF, REFERENCE_OF = "adapters of", "a model compared with"
@@ -63,17 +66,22 @@ def read_base(
     return params, {"init_from": model.init_from, "shapes": shapes, "digest": digest}
 
 
-def record_base(model: PublishedModel, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def record_base(
+    model: PublishedModel,
+    recorded: Mapping[str, Any],
+    on_parameter: Callable[[str, Array], None] = lambda name, array: None,
+) -> dict[str, Any]:
     """Read the whole base in the folder of `model`, and return its record.
 
     The names and shapes of the parameters are those in the record of the checkpoint, `recorded`.
+    `on_parameter` is called with each parameter in the folder's dtype.
     """
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract_params = {
         name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
         for name, shape in recorded["shapes"].items()
     }
-    digest = _compute_digest(model, abstract_params, 0, lambda name, array: None)
+    digest = _compute_digest(model, abstract_params, 0, on_parameter)
     return {**recorded, "init_from": model.init_from, "digest": digest}
 
 
@@ -239,6 +247,46 @@ def merge_stored(
         SpecError: There is no folder of the base.
         CheckpointError: The folder does not hold the weights that the adapters were trained on.
     """
+    base = _check_folder(model, recorded, owner)
+    if isinstance(model, TransformersModel):
+        return _merge_modules(model, lora, base, adapters, owner)
+    check_digest(base, record_base(model, base), owner, BASE_OPTION)
+    folder = model.init_from or ""
+    files = TensorFiles(folder)
+    leaves = load.folder_leaves(model, files)
+    adapted = {kernel.name for kernel in peft.select_kernels(model, lora)}
+    merged: dict[str, Parameter] = {}
+    for name, sizes in base["shapes"].items():
+        a = b = None
+        if name in adapted:
+            a, b = adapters[name + peft.A_SUFFIX], adapters[name + peft.B_SUFFIX]
+        shape, leaf = tuple(sizes), leaves[name]
+        dtype = files.tensor_dtype(next(leaf.tensor_shapes(shape))[0])
+        merged[name] = MergedParameter(shape, dtype, leaf, files, lora.scaling, a, b)
+    return merged
+
+
+def _merge_modules(
+    model: TransformersModel,
+    lora: Lora,
+    recorded: Mapping[str, Any],
+    adapters: Mapping[str, Parameter],
+    owner: str,
+) -> dict[str, Parameter]:
+    """Return the parameters after the merge, which peft computes in the memory of this process."""
+    params: dict[str, Any] = {**adapters}
+
+    def store_parameter(name: str, array: Array) -> None:
+        params[name] = np.asarray(array)
+
+    check_digest(recorded, record_base(model, recorded, store_parameter), owner, BASE_OPTION)
+    return module_adapters.merge_adapters(build.empty_module(model.init_from or ""), lora, params)
+
+
+def _check_folder(
+    model: PublishedModel, recorded: Mapping[str, Any] | None, owner: str
+) -> Mapping[str, Any]:
+    """Return the record of a base. Raises SpecError if it has no folder here."""
     if recorded is None or model.init_from is None:
         raise SpecError(
             "the base of these adapters was drawn from train.seed: there is no folder to "
@@ -250,19 +298,7 @@ def merge_stored(
             f"{model.init_from} is not a folder here: name the one that they are in now as --base "
             "of launcher export"
         )
-    check_digest(recorded, record_base(model, recorded), owner, "--base of launcher export")
-    files = TensorFiles(model.init_from)
-    leaves = load.folder_leaves(model, files)
-    adapted = {kernel.name for kernel in peft.select_kernels(model, lora)}
-    merged: dict[str, Parameter] = {}
-    for name, sizes in recorded["shapes"].items():
-        a = b = None
-        if name in adapted:
-            a, b = adapters[name + peft.A_SUFFIX], adapters[name + peft.B_SUFFIX]
-        shape, leaf = tuple(sizes), leaves[name]
-        dtype = files.tensor_dtype(next(leaf.tensor_shapes(shape))[0])
-        merged[name] = MergedParameter(shape, dtype, leaf, files, lora.scaling, a, b)
-    return merged
+    return recorded
 
 
 class MergingParameters(dict[str, Array]):

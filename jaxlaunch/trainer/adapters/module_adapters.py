@@ -44,6 +44,8 @@ class ModuleAdapters(Adapters):
                 bound = 1 / math.sqrt(shape[1])
                 drawn = jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound)
                 variable.set_value(drawn)
+            elif name.endswith(".lora_embedding_B"):
+                variable.set_value(jax.random.normal(rngs.params(), variable.shape, jnp.float32))
 
     @property
     def late_cast_names(self) -> frozenset[str]:

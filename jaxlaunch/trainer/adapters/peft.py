@@ -32,7 +32,9 @@ from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpe
 A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"
 SCALE_SUFFIX = ".int8_scale"
 # The parts of the names of parameters in peft's modules that the model itself does not have.
-_MODULE_PART = re.compile(r"\.(lora_A|lora_B|lora_magnitude_vector|modules_to_save)\.")
+_MODULE_PART = re.compile(
+    r"\.((lora_A|lora_B|lora_magnitude_vector|modules_to_save)\.|lora_embedding_[AB]$)"
+)
 # peft adds this prefix to the model's names of tensors.
 TENSOR_PREFIX = "base_model.model."
 ALL_LINEAR = "all-linear"
@@ -206,6 +208,8 @@ MODULE_KEYS: Mapping[str, str] = {
     "rank_pattern": "rank_pattern",
     "alpha_pattern": "alpha_pattern",
     "modules_to_save": "modules_to_save",
+    "exclude_modules": "exclude_modules",
+    "layers_to_transform": "layers_to_transform",
 }
 # The values in peft of keys that a file leaves out.
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}

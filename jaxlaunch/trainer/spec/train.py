@@ -382,11 +382,22 @@ class Lora(Block):
     modules_to_save: list[str] = Field(
         [], description="kind: transformers: modules that are trained whole, such as lm_head"
     )
+    exclude_modules: list[str] = Field(
+        [], description="kind: transformers: targets that have no adapter after all"
+    )
+    layers_to_transform: list[Natural] = Field(
+        [],
+        description="kind: transformers: numbers of the layers with adapters",
+        json_schema_extra=Unset("all layers", "[]:"),
+    )
 
     @property
     def module_keys(self) -> list[str]:
         """The changed keys that only adapters of peft's modules have."""
-        keys = ("dora", "rank_pattern", "alpha_pattern", "modules_to_save")
+        keys = (
+            *("dora", "rank_pattern", "alpha_pattern"),
+            *("modules_to_save", "exclude_modules", "layers_to_transform"),
+        )
         return [*filter(self.is_changed, keys)]
 
     @property

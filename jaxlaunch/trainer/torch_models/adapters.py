@@ -9,8 +9,11 @@ whole module that is trained (`….modules_to_save.weight`) has the name of the 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import Lora
@@ -23,6 +26,7 @@ FILE_PREFIX = "base_model.model."
 SAVED_PART = ".modules_to_save"
 MAGNITUDE_PART = ".lora_magnitude_vector"
 # The parts of a name that peft adds to those of the model and of its files.
+_LAYER_NUMBER = re.compile(r"\.(\d+)$")
 _WRAPPERS = re.compile(r"\.(base_layer|original_module|default)(?=\.|$)")
 
 
@@ -35,14 +39,15 @@ def parameter_names(module: Any) -> dict[str, str]:
 def add_adapters(module: Any, lora: Lora) -> Any:
     """Add adapters without memory to a module, and return peft's wrapper of the module.
 
-    Raises SpecError if peft is missing, a target is not a linear layer, or a module to save does
-    not exist.
+    Raises SpecError if peft is missing, a target is neither a linear layer nor an embedding, or a
+    module or layer does not exist.
     """
     modules.check_versions(modules.ADAPTER_VERSIONS)
     import peft
     import torch
 
     check_saved_modules(module, lora.modules_to_save)
+    check_selection(module, lora)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -54,6 +59,8 @@ def add_adapters(module: Any, lora: Lora) -> Any:
         alpha_pattern={name: _as_integer(alpha) for name, alpha in lora.alpha_pattern.items()},
         target_modules=_find_targets(module, lora),
         modules_to_save=[*lora.modules_to_save] or None,
+        exclude_modules=[*lora.exclude_modules] or None,
+        layers_to_transform=[*lora.layers_to_transform] or None,
     )
     with modules.skip_weights(torch):
         wrapper = peft.get_peft_model(module, config)
@@ -77,6 +84,24 @@ def check_saved_modules(module: Any, ends: Sequence[str]) -> None:
                     )
 
 
+def check_selection(module: Any, lora: Lora) -> None:
+    """Raise SpecError if an excluded module or a layer with adapters does not exist."""
+    names = [name for name, _ in module.named_modules()]
+    for end in lora.exclude_modules:
+        if not any(_matches(name, end) for name in names):
+            raise SpecError(f"train.lora.exclude_modules: the model has no module {end}")
+    numbers = {int(match[1]) for match in map(_LAYER_NUMBER.search, names) if match}
+    if missing := sorted({*lora.layers_to_transform} - numbers):
+        raise SpecError(
+            f"train.lora.layers_to_transform has {missing[0]}, and the layers of the model are "
+            f"{min(numbers)} to {max(numbers)}"
+        )
+    if lora.layers_to_transform and ALL_LINEAR in lora.targets:
+        raise SpecError(
+            f"train.lora.layers_to_transform needs names in {KEY}, which has {ALL_LINEAR}"
+        )
+
+
 def _as_integer(alpha: float) -> float:
     """Return a whole number as an integer, as peft writes it."""
     return int(alpha) if alpha.is_integer() else alpha
@@ -96,18 +121,23 @@ def _find_targets(module: Any, lora: Lora) -> str | list[str]:
     layers = [
         name
         for name, layer in module.named_modules()
-        if isinstance(layer, torch.nn.Linear | Conv1D)
+        if isinstance(layer, torch.nn.Linear | torch.nn.Embedding | Conv1D)
     ]
     targets = []
     for target in lora.targets:
         for candidate in (target, f"{target}_proj"):
-            if any(_matches(name, candidate) for name in layers):
+            matching = [name for name in layers if _matches(name, candidate)]
+            if lora.dora and any(
+                isinstance(module.get_submodule(name), torch.nn.Embedding) for name in matching
+            ):
+                raise SpecError(f"{KEY}: {target} is an embedding, and dora is for linear layers")
+            if matching:
                 targets.append(candidate)
                 break
         else:
             ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
             raise SpecError(
-                f"{KEY}: {target} matches no linear layer of {type(module).__name__}; there are "
+                f"{KEY}: {target} matches no layer of {type(module).__name__}; there are "
                 f"{ends}, and {ALL_LINEAR}"
             )
     return targets
@@ -122,6 +152,52 @@ def enable_adapters(module: Any, is_enabled: bool) -> None:
         if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
             layer.enable_adapters(is_enabled)
     module.requires_grad_(False)
+
+
+def merge_adapters(module: Any, lora: Lora, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a module of transformers after the merge of its adapters.
+
+    Args:
+        module: The module without adapters, to which they are added.
+        lora: Options of the adapters.
+        params: The arrays of the base, which keep their dtypes, and of the adapters, by name.
+
+    Raises:
+        SpecError: An adapted weight is tied to another one.
+    """
+    import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    add_adapters(module, lora)
+    names = parameter_names(module)
+    uses = Counter(id(param) for _, param in module.named_parameters(remove_duplicate=False))
+    merged: dict[str, Any] = {}
+    for name in filter(params.__contains__, names.values()):
+        if SAVED_PART in name:
+            merged[name.replace(SAVED_PART, "")] = params[name]
+        elif ".lora_" not in name:
+            merged.setdefault(name, params[name])
+    for path, layer in module.named_modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        tensors = {}
+        for name, param in layer.named_parameters():
+            published = names.get(f"{path}.{name}", "")
+            if uses[id(param)] > 1:
+                raise SpecError(
+                    f"the adapter of {path} cannot be merged, because its weight is tied to "
+                    "another one; export without --merged"
+                )
+            value = merged[published] if published in merged else params[published]
+            array = np.array(value[(slice(None),) * len(value.shape)], np.float32)
+            tensors[name] = torch.from_numpy(array)
+        with torch.no_grad(), torch.nn.utils.stateless._reparametrize_module(layer, tensors):
+            layer.merge()
+        for name, tensor in tensors.items():
+            published = names[f"{path}.{name}"]
+            if published in merged:
+                merged[published] = tensor.numpy().astype(merged[published].dtype)
+    return merged
 
 
 def norm_axes(module: Any) -> dict[str, int]:

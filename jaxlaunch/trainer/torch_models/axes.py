@@ -71,6 +71,8 @@ def _find_axes(
     name: str, shape: tuple[int, ...], tensor_plan: Plan, expert_plan: Plan
 ) -> Axes | None:
     style, dims = _find_style(name, tensor_plan), len(shape)
+    if ".lora_" in name:
+        return (None,) * dims
     experts: Axes = ()
     if _find_style(name, expert_plan) == EXPERT_STYLE:
         experts, dims = ("experts",), dims - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 import peft
+import safetensors.torch
 import torch
 import transformers
 from safetensors.numpy import load_file
@@ -28,7 +30,7 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.dpo import Preference
 from jaxlaunch.trainer.tasks.lm import NextToken
-from jaxlaunch.trainer.torch_models import export
+from jaxlaunch.trainer.torch_models import adapters, build, export
 from tests.trainer.torch_models.scenarios import save_tiny_model
 
 ROWS, LENGTH = 4, 24
@@ -42,7 +44,8 @@ def build_step(task: Any, folder: Path, model: Any = None, **keys: Any) -> Step:
     keys = {"mesh": MESH, "optimizer": SGD, "batch": ROWS, **keys}
     spec = TrainSpec.model_validate({"task": "tests:Task", "model": block, **keys})
     spec = resolve_lora(resolve_spec(spec))
-    return Step(task, spec, meshes.build_mesh(spec.mesh), 20)
+    devices = jax.devices()[: math.prod(keys["mesh"].values())]
+    return Step(task, spec, meshes.build_mesh(spec.mesh, devices), 20)
 
 
 def train_once(step: Step, batch: Mapping[str, np.ndarray]) -> tuple[Any, Any, dict[str, Any]]:
@@ -162,7 +165,8 @@ def compare_adapters(folder: Path, model_type: str = "llama", **keys: Any) -> di
         losses.append(difference(metrics["loss"], loss.detach()))
     save_adapters(step, state, folder / "second")
     tensors = load_file(folder / "second" / "adapter_model.safetensors")
-    wrapper.save_pretrained(folder / "peft")
+    # Without the embedding itself, which peft writes next to an adapter of it.
+    wrapper.save_pretrained(folder / "peft", save_embedding_layers=False)
     expected = load_file(folder / "peft" / "adapter_model.safetensors")
     assert tensors.keys() == expected.keys(), tensors.keys() ^ expected.keys()
     configs = [read_adapter_config(folder / name) for name in ("second", "peft")]
@@ -178,7 +182,23 @@ def compare_adapters(folder: Path, model_type: str = "llama", **keys: Any) -> di
         ),
         "keys": sorted(key for key in configs[1] if configs[0].get(key) != configs[1][key]),
         "read": max(difference(read[name], array) for name, array in saved.items()),
+        "merged": compare_merged(step, state, wrapper, folder),
     }
+
+
+def compare_merged(step: Step, state: Any, wrapper: Any, folder: Path) -> float:
+    """Return the difference of the logits of the merged folder from those with the adapters."""
+    spec, params = step.builder._spec, {**state.params, **state.buffers}
+    module = build.empty_module(spec.model.init_from)
+    merged = adapters.merge_adapters(module, spec.lora, params)
+    export.save_model(str(folder / "merged"), spec.model, None, merged, {})
+    tokens = torch.tensor(draw_tokens()["tokens"]).long()
+    with torch.no_grad():
+        logits = [
+            model(input_ids=tokens, use_cache=False).logits
+            for model in (load_torch(folder / "merged"), wrapper)
+        ]
+    return difference(*logits)
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -241,6 +261,65 @@ def compare_generation(folder: Path, model_type: str) -> dict[str, Any]:
     }
 
 
+def quantize_fp8(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Quantize the matrices of the layers in blocks of 32 × 32."""
+    quantized = {}
+    for name, tensor in tensors.items():
+        is_linear = "proj" in name and tensor.ndim == 2 and ".layers." in name
+        if not is_linear:
+            quantized[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        blocks = tensor.view(rows // 32, 32, columns // 32, 32)
+        factors = blocks.abs().amax((1, 3)) / 448
+        values = (blocks / factors[:, None, :, None]).view(rows, columns)
+        quantized[name] = values.to(torch.float8_e4m3fn)
+        quantized[f"{name}_scale_inv"] = factors
+    return quantized
+
+
+def quantize_mxfp4(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Replace the matrices of the experts by random ones in MXFP4."""
+    quantized, draw = {}, np.random.default_rng(0)
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            quantized[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        shape = experts, outputs, inputs // 32
+        quantized[f"{name}_blocks"] = torch.tensor(draw.integers(0, 256, (*shape, 16), np.uint8))
+        quantized[f"{name}_scales"] = torch.tensor(draw.integers(119, 123, shape, np.uint8))
+    return quantized
+
+
+def compare_quantized(
+    folder: Path, model_type: str, quantize: Any, method: dict[str, Any]
+) -> dict[str, float]:
+    """Log-probabilities of a row by a quantized folder."""
+    save_tiny_model(model_type, folder / "model")
+    model = folder / "quantized"
+    model.mkdir()
+    tensors = {}
+    for path in (folder / "model").glob("*.safetensors"):
+        tensors |= safetensors.torch.load_file(path)
+    quantized = quantize(tensors)
+    safetensors.torch.save_file(quantized, model / "model.safetensors")
+    config = json.loads((folder / "model" / "config.json").read_text())
+    config["quantization_config"] = method
+    (model / "config.json").write_text(json.dumps(config))
+    row = torch.tensor([PROMPTS[1]])
+    with torch.no_grad():
+        logits = load_torch(model)(input_ids=row, use_cache=False).logits[0, :-1]
+        plain = load_torch(folder / "model")(input_ids=row, use_cache=False).logits[0, :-1]
+    (logprobs,) = load_text_model(str(model), note=lambda text: None).logprobs([PROMPTS[1]])
+    expected = torch.log_softmax(logits, -1).gather(-1, row[0, 1:, None])[:, 0]
+    return {
+        "quantized": len(quantized) - len(tensors),
+        "logprobs": difference(logprobs, expected),
+        "plain": difference(plain, logits),
+    }
+
+
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dpo": compare_dpo,
     "lora": compare_adapters,
@@ -257,6 +336,24 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
         modules_to_save=["shared_experts"],
     ),
     "dora": functools.partial(compare_adapters, dora=True, rslora=True),
+    "embedding": functools.partial(
+        compare_adapters,
+        targets=["q", "down_proj", "embed_tokens"],
+        exclude_modules=["layers.1.self_attn.q_proj"],
+    ),
+    "fp8": functools.partial(
+        compare_quantized,
+        model_type="deepseek_v3",
+        quantize=quantize_fp8,
+        method={"quant_method": "fp8", "weight_block_size": [32, 32], "fmt": "e4m3"},
+    ),
+    "mxfp4": functools.partial(
+        compare_quantized,
+        model_type="gpt_oss",
+        quantize=quantize_mxfp4,
+        method={"quant_method": "mxfp4"},
+    ),
+    "layers": functools.partial(compare_adapters, layers_to_transform=[1, 3]),
 }
 
 

@@ -39,12 +39,21 @@ LORA = "{targets: [q, o], rank: 2, dora: true}"
 PROMPT = [5, 6, 7, 8]
 
 
-def save_tiny_model(model_type: str, folder: Path) -> None:
-    """Write a tiny random model of a family as transformers does."""
-    keys = compare.shrink_config(transformers.AutoConfig.for_model(model_type).to_dict())
+def save_tiny_model(
+    model_type: str, folder: Path, scale: float = 1.0, layers: int | None = None
+) -> None:
+    """Write a tiny random model of a family as transformers does, its matrices times `scale`."""
+    keys = transformers.AutoConfig.for_model(model_type).to_dict()
+    for block in (keys, keys.get("text_config", {})):
+        if layers is not None and "num_hidden_layers" in block:
+            block["num_hidden_layers"] = layers
+    keys = compare.shrink_config(keys)
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**keys)
     model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale if parameter.ndim > 1 else 1.0)
     for name, buffer in model.named_buffers():
         # transformers draws buffers of the files as zeros.
         if name in model.state_dict():
@@ -99,9 +108,17 @@ def generate_torch(module: torch.nn.Module) -> list[int]:
 def try_adapters(folder: Path, model: Path, name: str) -> dict[str, object]:
     train(folder, model, name, steps=2, lora=LORA)
     run_launcher("export", name, "--to", f"{name}-export", cwd=folder)
+    run_launcher("export", name, "--to", f"{name}-merged", "--merged", cwd=folder)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / f"{name}-merged", attn_implementation="eager"
+    )
     base = transformers.AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager")
     wrapper = peft.PeftModel.from_pretrained(base, folder / f"{name}-export").eval()
-    return {"sample": sample(folder, name), "torch": generate_torch(wrapper)}
+    return {
+        "sample": sample(folder, name),
+        "torch": generate_torch(wrapper),
+        "merged": generate_torch(merged.eval()),
+    }
 
 
 def try_model(folder: Path, model_type: str) -> dict[str, object]:
