@@ -26,7 +26,6 @@ from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.step.state import ModelArrays, float_buffers
 from jaxlaunch.trainer.torch_models import build
-from jaxlaunch.trainer.torch_models.network import CALL_OPTIONS
 
 COST_NOTE = (
     "models of transformers generate without a cache: every token costs a pass over its whole text"
@@ -130,13 +129,13 @@ class ModuleNetwork(Network):
 
     def _next_logits(self, weights: Weights, tokens_BS: Array, position_B: Array) -> Array:
         """Return logits_BV after the token at a position of each row."""
-        model, keywords = self.build_model(weights.outer), {"input_ids": tokens_BS, **CALL_OPTIONS}
+        model, keywords = self.build_model(weights.outer), {"input_ids": tokens_BS}
         rows_B = jnp.arange(len(position_B))
         if self._has_selection:
             # The output matrix is then applied to B positions of a row in place of all of them.
             keywords["logits_to_keep"] = position_B
             position_B = rows_B
-        logits_BLV = model.call(Visible(), keywords)[0].astype(model.output_dtype)
+        logits_BLV = model.call(Visible(), keywords)[0].astype(model.output)
         logits_BV: Array = logits_BLV[rows_B, position_B]
         return sharding.constrain(logits_BV, "batch", "vocab")
 

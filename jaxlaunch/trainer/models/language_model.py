@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxlaunch.trainer.attention.implementations import Keys
 from jaxlaunch.trainer.models.experts import Routing
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.parallel.sharding import constrain, gather_weight
+from jaxlaunch.trainer.spec import Loss
 
 ArrayPair = tuple[Array, Array]
 
@@ -34,6 +35,25 @@ class Features(NamedTuple):
 
     x_BLD: Array
     routing: Routing | None = None
+
+
+class SeparateHead(Protocol):
+    """A model whose logits are a function of features and one matrix: a loss can chunk them."""
+
+    output: jnp.dtype
+    loss: Loss
+    logit_cap: float | None
+    deterministic: bool
+
+    @property
+    def head_DV(self) -> Array:
+        """The gathered output matrix [D, V]."""
+
+    def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
+        """Return the features of tokens."""
+
+    def project(self, x_BLD: Array, head_DV: Array, output: jnp.dtype | None = None) -> Array:
+        """Return the logits_BLV of features."""
 
 
 class LanguageModel(nnx.Module):

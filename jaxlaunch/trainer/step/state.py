@@ -44,6 +44,7 @@ from jaxlaunch.trainer.spec import (
 )
 from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.task import Task, check_arrays, checked_model
+from jaxlaunch.trainer.torch_models.network import TorchModel
 
 Batch = Mapping[str, Any]
 # Name -> array, or ShapeDtypeStruct.
@@ -272,7 +273,9 @@ class StateBuilder:
             self.adapters = (ModuleAdapters if is_module else Adapters)(spec, self.precision.params)
         self.base: dict[str, Any] | None = None
         with self.trace_context():
-            self.arrays = ModelArrays(nnx.eval_shape(self._build_model))
+            model = nnx.eval_shape(self._build_model)
+        self.arrays = ModelArrays(model)
+        self._has_whole_logits = isinstance(model, TorchModel) and model.head_name is None
         self.axes = sharding.axes_by_path(task.sharding, self.arrays.axes)
         self._base_names = frozenset(filter(self._is_base_name, self.arrays.params))
         saved = self.saved_params(self.arrays.params)
@@ -320,6 +323,11 @@ class StateBuilder:
         if self._has_reference:
             size = memory.total_bytes({name: state.params[name] for name in self._base_names})
             notes.append(f"the reference is a frozen copy of the model, {size:,} bytes")
+        if self._has_whole_logits:
+            notes.append(
+                "the logits of a batch are in memory at once: loss.chunks needs a model whose "
+                "features a single matrix maps to logits"
+            )
         return notes
 
     # --- selection of parameters ------------------------------------------------------------------

@@ -30,7 +30,6 @@ from jaxlaunch.trainer.data.examples import Batch, UnusableExampleError
 from jaxlaunch.trainer.data.source import DataSource, Source, Split
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.experts import Routing
-from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Task
@@ -288,7 +287,7 @@ def _score_rows(
 ) -> tuple[Array, Routing | None]:
     """Return the sums over positions of a score of the logits, and the routing if any."""
     inputs_RL, labels_RL = rows["tokens"][:, :-1], rows["tokens"][:, 1:]
-    if not isinstance(model, LanguageModel):
+    if not lm.has_separate_head(model):
         # A custom model is not told where padding begins. It does not need to be, because padding
         # follows all predicted tokens.
         return score(model(inputs_RL), labels_RL, weight), None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
-from jaxlaunch.trainer.models.language_model import LanguageModel
+from jaxlaunch.trainer.models.language_model import LanguageModel, SeparateHead
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
@@ -95,7 +95,7 @@ class NextToken(Task):
         weight_BL = batch["mask"] * batch["weight"][:, None]
         # Padding is not predicted, nor is the first token of an example from the previous example.
         weight_BL = weight_BL * padding.target_mask(batch).astype(weight_BL.dtype)
-        if isinstance(model, LanguageModel):
+        if has_separate_head(model):
             self._vocab = model.head_DV.shape[1]
             features = model.read(inputs_BL, keys[0] if keys else None, padding.input_mask(batch))
             sums = _score_cross_entropy(model, features.x_BLD, labels_BL, weight_BL)
@@ -205,10 +205,17 @@ def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible,
     return (mask,)
 
 
+def has_separate_head(model: Any) -> TypeGuard[SeparateHead]:
+    """Return whether the loss can compute the logits of a model in chunks."""
+    if isinstance(model, TorchModel):
+        return model.head_name is not None
+    return isinstance(model, LanguageModel)
+
+
 def _score_cross_entropy(
-    model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array
+    model: SeparateHead, x_BLD: Array, labels_BL: Array, weight_BL: Array
 ) -> losses.Sums:
-    """Return the cross-entropy of a built-in model, in chunks if its logits would fill a device.
+    """Return the cross-entropy of features, in chunks if its logits would fill a device.
 
     Training in bfloat16 keeps the logits in bfloat16, because in float32 they would be the largest
     array of a step. The loss is still computed in float32. Logits with a cap stay in float32,
@@ -227,7 +234,7 @@ def _score_cross_entropy(
 
 
 def score_logits(
-    model: LanguageModel,
+    model: SeparateHead,
     x_BLD: Array,
     labels_BL: Array,
     weight_BL: Array,

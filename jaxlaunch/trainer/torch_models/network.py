@@ -24,10 +24,12 @@ from jaxlaunch.trainer.attention.implementations import (
     as_visible,
 )
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models.language_model import Features
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.numerics.remat import remat_layer
 from jaxlaunch.trainer.parallel.sharding import Axes, constrain, gather_weight
 from jaxlaunch.trainer.torch_models import adapters, attention, axes, modules, operators
+from jaxlaunch.trainer.torch_models import head as heads
 
 # Keyword arguments of every call: only tuples of arrays leave a module.
 CALL_OPTIONS = {"use_cache": False, "return_dict": False}
@@ -57,7 +59,11 @@ class TorchModel(nnx.Module):
         packs_rows: Whether the examples of packed rows are independent of each other.
         has_adapters: Whether the module has adapters of peft.
         is_adapted: Whether it computes with them; the reference of preferences does not.
+        head_name: The output matrix, if a loss can compute logits with it in chunks.
     """
+
+    # A cap of the family is part of its code.
+    logit_cap: float | None = None
 
     def __init__(
         self,
@@ -72,7 +78,8 @@ class TorchModel(nnx.Module):
         self.has_adapters = self.is_adapted = has_adapters
         self.packs_rows = packs_rows
         self.attention_name = options.attention
-        self.output_dtype = options.output
+        self.output, self.loss = options.output, options.loss
+        self.head_name = heads.find_head(module)
         # nnx's train() and eval() set the attribute of this name.
         self.deterministic = False
         self.streams = nnx.Rngs(dropout=rngs.dropout())
@@ -101,28 +108,39 @@ class TorchModel(nnx.Module):
 
     def call(self, visible: Visible, keywords: Mapping[str, Any]) -> tuple[Array, ...]:
         """Call the module with arrays as keyword arguments, and return its outputs."""
+        variables = self.variables()
+        weights = {
+            name: self._gather_outer(name, variables[published].get_value())
+            for published, name in self.torch_names
+        }
+        return self._call_module(weights, visible, keywords, self.streams.dropout())
+
+    def _call_module(
+        self,
+        weights: Mapping[str, Array],
+        visible: Visible,
+        keywords: Mapping[str, Any],
+        dropout_key: Array,
+    ) -> tuple[Array, ...]:
         import torch
         import torchax
         from torchax import interop
 
         arrays = {name: jnp.asarray(array) for name, array in self.torch_module.named_buffers()}
-        variables = self.variables()
-        arrays |= {
-            name: self._gather_outer(name, variables[published].get_value())
-            for published, name in self.torch_names
-        }
         environment = torchax.default_env()
-        key = self.streams.dropout()
         self.torch_module.train(not self.deterministic)
         if self.has_adapters:
             adapters.enable_adapters(self.torch_module, self.is_adapted)
         with (
             environment,
-            environment.override_property(prng=key),
+            environment.override_property(prng=dropout_key),
             attention.use_attention(attention.Call(self.attention_name, visible)),
         ):
             outputs = torch.func.functional_call(
-                self.torch_module, interop.torch_view(arrays), (), interop.torch_view({**keywords})
+                self.torch_module,
+                interop.torch_view(arrays | {**weights}),
+                (),
+                interop.torch_view({**keywords, **CALL_OPTIONS}),
             )
         results: tuple[Array, ...] = interop.jax_view(outputs)
         return results
@@ -143,16 +161,51 @@ class TorchModel(nnx.Module):
 
         Raises SpecError for packed rows that the layers would mix.
         """
+        logits_BLV = self._call_tokens(tokens_BL, keys)[0].astype(self.output)
+        return constrain(logits_BLV, "batch", "length", "vocab")
+
+    def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
+        """Return the output of the base model, of which `project` makes logits.
+
+        Raises SpecError for packed rows that the layers would mix.
+        """
+        from torchax import interop
+
+        with heads.record_features(self.torch_module) as features:
+            # The compiler removes the logits, which are not used.
+            self._call_tokens(tokens_BL, keys)
+        return Features(_split_rows(interop.jax_view(features[-1])))
+
+    def _call_tokens(self, tokens_BL: Array, keys: Keys) -> tuple[Array, ...]:
         visible = as_visible(keys)
         if visible.segments_BL is not None and not self.packs_rows:
             raise SpecError(
                 f"the data has packed rows, and {type(self.torch_module).__name__} has layers that "
                 "mix their examples; set packing: none in train.data"
             )
-        keywords: dict[str, Any] = {"input_ids": tokens_BL, **CALL_OPTIONS}
+        keywords: dict[str, Any] = {"input_ids": tokens_BL}
         if visible.positions_BL is not None:
             keywords["position_ids"] = visible.positions_BL
-        logits_BLV = self.call(visible, keywords)[0].astype(self.output_dtype)
+        return self.call(visible, keywords)
+
+    @property
+    def head_DV(self) -> Array:
+        """The gathered output matrix [D, V]."""
+        published_names = {name: published for published, name in self.torch_names}
+        head_VD = self.variables()[published_names[str(self.head_name)]].get_value()
+        return gather_weight(head_VD, "vocab", "embed").T
+
+    def project(self, x_BLD: Array, head_DV: Array, output: jnp.dtype | None = None) -> Array:
+        """Return the logits_BLV of features in dtype `output`, as the module computes them."""
+        from torchax import interop
+
+        weights = {str(self.head_name): head_DV.T}
+        keywords = {"input_ids": jnp.zeros(x_BLD.shape[:2], jnp.int32)}
+        # Nothing is dropped after the base model.
+        key = jax.random.key(0)
+        with heads.replace_features(self.torch_module, interop.torch_view(x_BLD)):
+            outputs = self._call_module(weights, Visible(), keywords, key)
+        logits_BLV = outputs[0].astype(output or self.output)
         return constrain(logits_BLV, "batch", "length", "vocab")
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from jaxlaunch.trainer.huggingface.folder import resolve_spec
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.tasks import losses
 from jaxlaunch.trainer.tasks.dpo import Preference
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.torch_models import adapters, build, export
@@ -228,6 +230,22 @@ def draw_randomly(folder: Path) -> dict[str, float]:
     }
 
 
+def compare_chunks(folder: Path) -> dict[str, float]:
+    """A loss whose logits are computed in chunks, with the cap and the tied matrix of a family."""
+    save_tiny_model("gemma2", folder / "model")
+    batch, module = draw_tokens(), load_torch(folder / "model")
+    step = build_step(NextToken(), folder / "model", loss={"chunks": 4})
+    with mock.patch.object(losses, "sum_in_chunks", wraps=losses.sum_in_chunks) as sums:
+        _, metrics, gradients = train_once(step, batch)
+    loss = mean_loss(module, batch)
+    loss.backward()
+    return {
+        "chunks": sums.call_args.args[5],
+        "loss": difference(metrics["loss"], loss.detach()),
+        "gradient": largest_difference(gradients, module),
+    }
+
+
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 2, 11]]
 
 
@@ -323,6 +341,7 @@ def compare_quantized(
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dpo": compare_dpo,
     "lora": compare_adapters,
+    "chunks": compare_chunks,
     "random": draw_randomly,
     "opt": functools.partial(compare_generation, model_type="opt"),
     "mamba": functools.partial(compare_generation, model_type="mamba"),

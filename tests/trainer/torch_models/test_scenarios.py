@@ -93,6 +93,12 @@ def test_preferences_are_learned_as_with_torch(comparisons):
     assert comparisons["dpo"]["gradient"] < 1e-5
 
 
+def test_logits_in_chunks_have_the_loss_of_torch(comparisons):
+    assert comparisons["chunks"]["chunks"] == 4
+    assert comparisons["chunks"]["loss"] < 1e-5
+    assert comparisons["chunks"]["gradient"] < 1e-5
+
+
 @pytest.mark.parametrize("case", ["lora", "dora", "buffers", "embedding", "layers"])
 def test_adapters_are_trained_and_exported_as_with_peft(comparisons, case):
     result = comparisons[case]

@@ -1,0 +1,73 @@
+"""The output matrix of a language model, apart from the base model before it.
+
+A causal model of transformers calls its base model, and computes logits of its result: with one
+matrix, and in some families with a scale or a cap. Both parts are the module's own code. For the
+first, the result of the base model is recorded. For the second, the module is called with a base
+model that returns given features.
+
+B batch, L length, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+class _BaseOutput(tuple[Any, ...]):
+    """The result of a base model that has features [B, L, D] and nothing else."""
+
+    __slots__ = ()
+
+    @property
+    def last_hidden_state(self) -> Any:
+        """The features."""
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def find_head(module: Any) -> str | None:
+    """Return the name of the matrix that maps the features of the base model to logits.
+
+    Returns None if logits need other weights as well, such as a bias, an adapter, or a layer before
+    the matrix.
+    """
+    import torch
+
+    head, base = module.get_output_embeddings(), module.base_model
+    if type(head) is not torch.nn.Linear or head.bias is not None or base is module:
+        return None
+    base_parameters = {id(parameter) for parameter in base.parameters()}
+    for parameter in module.parameters():
+        if id(parameter) not in base_parameters and parameter is not head.weight:
+            return None
+    # Of tied parameters, named_parameters() has the first.
+    names: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
+    return names[id(head.weight)]
+
+
+@contextlib.contextmanager
+def record_features(module: Any) -> Iterator[list[Any]]:
+    """Collect the features of each call of the base model in this context."""
+    features: list[Any] = []
+    hook = module.base_model.register_forward_hook(
+        lambda base, arguments, output: features.append(output[0])
+    )
+    try:
+        yield features
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def replace_features(module: Any, features_BLD: Any) -> Iterator[None]:
+    """Have the base model return these features in this context, whatever its inputs are."""
+    base = module.base_model
+    base.forward = lambda *_, **__: _BaseOutput((features_BLD,))
+    try:
+        yield
+    finally:
+        del base.forward
