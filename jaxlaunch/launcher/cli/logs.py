@@ -58,6 +58,7 @@ HEAD_BYTES = 256 * 1024
     metavar="N,N-M|all",
     help="Ranks to show. [default: all; of more than 16, 0 and the failed one]",
 )
+@click.option("--role", metavar="ROLE", help="Only this role of a job with roles.")
 @click.option(
     "-p",
     "--previous",
@@ -78,6 +79,7 @@ def logs_command(
     location: str | None,
     is_following: bool,
     rank: str | None,
+    role: str | None,
     previous: bool,
     since: str | None,
     pattern: str | None,
@@ -108,10 +110,10 @@ def logs_command(
     chosen_location = location or ("cluster" if is_from_volume else None)
     run = job_view.find_local_run(name, namespace, context, chosen_location, show_messages)
     if run is not None:
-        if since is not None:
-            reason = "whose lines have no timestamps: --since needs them."
-            raise UserError(f"{name} is a run on this machine, {reason}")
-        return _show_run(run, selection, has_rank_option, tail, as_json, is_following, previous)
+        run_options = selection, has_rank_option, tail, as_json, is_following, previous
+        return _show_roles(run, since, role, *run_options)
+    if role is not None:
+        raise UserError(f"--role {role} is for a run on this machine.", "leave it out.")
     cluster = job_view.connect_cluster(name, context, location, show_messages)
     snapshot = _read_job(cluster, namespace or cluster.namespace, name)
     is_growing = is_following and terminal_state(snapshot.jobset) is None
@@ -179,6 +181,7 @@ def _show_run(
     as_json: bool,
     is_following: bool,
     previous: bool,
+    role: str = "",
 ) -> int:
     job, verdict = run.job, run_verdict(run)
     processes_per_host = 1
@@ -186,7 +189,7 @@ def _show_run(
         processes_per_host = job.process_count_per_host
         failed_rank = None if verdict is None else verdict.rank
         selection = _choose_ranks(selection, has_rank_option, job.processes, failed_rank)
-    printer = Printer(selection, as_json=as_json)
+    printer = Printer(selection, as_json=as_json, role=role)
     if previous:
         for record in run.attempt_records:
             end = AttemptEnd(record.verdict, record.attempt, record.generation, record.ended)
@@ -210,6 +213,47 @@ def _show_run(
     fact = "these ranks have written nothing" if has_logs else "no rank has written anything"
     show_messages(f"{fact}, or the logs are gone: {folder}")
     return 0 if has_logs or run.holder is not None else ClusterError.exit_code
+
+
+def _show_roles(
+    run: Run,
+    since: str | None,
+    role: str | None,
+    selection: Selection,
+    has_rank_option: bool,
+    tail: int | None,
+    as_json: bool,
+    is_following: bool,
+    previous: bool,
+) -> int:
+    """Show the lines of a run, of all its roles or of one, and return the exit code."""
+    if since is not None:
+        reason = "whose lines have no timestamps: --since needs them."
+        raise UserError(f"{run.name} is a run on this machine, {reason}")
+    names = [] if run.role_table is None else list(run.role_table.names)
+    if role is not None and role not in names:
+        message = f"--role {role}: {run.name} has no role of that name."
+        raise UserError(message, f"its roles: {', '.join(names) or 'none'}.")
+    if not names:
+        return _show_run(run, selection, has_rank_option, tail, as_json, is_following, previous)
+    names = [name for name in names if role in (None, name)]
+    if is_following and run.holder is not None:
+        printer = Printer(selection, as_json=as_json)
+        local_logs.follow_roles(run, names, selection, tail, printer.show_line)
+        return 0
+    code = ClusterError.exit_code
+    for name in names:
+        role_run = run.roles.get(name)
+        if role_run is None:
+            show_messages(f"{name}: it has not started")
+            continue
+        processes = 0 if role_run.job is None else role_run.job.processes
+        if role is None and selection.ranks and min(selection.ranks) >= processes:
+            # Other roles have the selected ranks.
+            continue
+        run_options = selection, has_rank_option, tail, as_json, False, previous
+        code = min(code, _show_run(role_run, *run_options, role=name))
+    return code
 
 
 def _show_files(

@@ -285,13 +285,16 @@ class LogRow:
     host: int
     rank: int | None
     text: str
+    # The role of the process, in a job with roles.
+    role: str | None = None
 
 
 class Printer:
     """Writes lines of selected ranks to stdout and lines of agents to stderr, or all as JSON."""
 
-    def __init__(self, selection: Selection, *, as_json: bool = False) -> None:
-        self._selection, self._as_json = selection, as_json
+    def __init__(self, selection: Selection, *, as_json: bool = False, role: str = "") -> None:
+        """Create the printer. All lines are of processes of `role`, if it is given."""
+        self._selection, self._as_json, self._role = selection, as_json, role
         # On a terminal each line of a program begins with its rank, because a program could imitate
         # lines of the launcher.
         is_one_rank = selection.ranks is not None and len(selection.ranks) == 1
@@ -299,13 +302,16 @@ class Printer:
 
     def show_line(self, line: Line) -> None:
         """Write a line, unless its rank is not selected."""
+        if self._role:
+            line = dataclasses.replace(line, role=self._role)
         if self._as_json:
-            row = LogRow(line.at or None, line.generation, line.host, line.rank, line.text)
+            place = line.at or None, line.generation, line.host, line.rank
+            row = LogRow(*place, line.text, line.role or None)
             _write_line(_to_json(vars(row), ensure_ascii=False))
         elif line.rank is None:
-            _write_line(escape_controls(line.text), is_result=False)
+            _write_line(escape_controls(line.text_with_rank()), is_result=False)
         elif self._selection.matches_any_rank((line.rank,)):
-            text = line.text if self._is_plain else line.text_with_rank()
+            text = line.text if self._is_plain and not line.role else line.text_with_rank()
             _write_line(escape_except_colours(text))
 
 

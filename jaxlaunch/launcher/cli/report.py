@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.screen_lines import Paragraph
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local.run_folders import RoleTable
+from jaxlaunch.launcher.wording import escape_controls
+from jaxlaunch.runs import layout
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.report.server import PageServer
@@ -57,13 +60,31 @@ def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
         output.write_page(file, page.render_page("sweep", data["name"], data))
         return
     folder = run_folders.resolve_folder(run)
-    data = RunReader(folder).read_report().to_json()
     file = path or Path(f"{folder.name}.html")
+    if (table := run_folders.read_role_table(folder)) is None:
+        data = RunReader(folder).read_report().to_json()
+    else:
+        data = _read_job_with_roles(folder, table)
     output.write_page(file, page.render_page("run", data["name"], data))
     if pictures is not None:
         from jaxlaunch.launcher.report.plots import write_pictures
 
         output.show_lines(*map(str, write_pictures(data, pictures)))
+
+
+def _read_job_with_roles(folder: Path, table: RoleTable) -> dict[str, Any]:
+    """Return the data of the page of a job: that of its lead, with the states of all roles."""
+    from jaxlaunch.launcher.report.run import RunReader
+
+    data = RunReader(folder / table.lead).read_report().to_json()
+    states = []
+    for name in table.names:
+        text = "has not started"
+        if layout.is_run(folder / name):
+            text = RunReader(folder / name).read_report().describe_state()["text"]
+        states.append((f"role {name}", text))
+    name = escape_controls(f"{folder.name}, role {table.lead}")
+    return data | {"name": name, "facts": [*states, *data["facts"]]}
 
 
 @click.command("compare")

@@ -19,6 +19,7 @@ from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.logs.lines import Selection
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.held_output import adds_to_message, root_exception
+from jaxlaunch.launcher.local.roles import run_roles
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd, check_run_folder
 from jaxlaunch.launcher.local.run import run_job as run_job
 from jaxlaunch.launcher.wording import escape_controls
@@ -66,14 +67,15 @@ def run_command(
 
     The command starts one agent per host of the job, each with its processes, as in the pods on a
     cluster. Ctrl-C saves and stops; a second Ctrl-C kills. The exit code is that of the job's
-    result.
+    result. The roles of a job (jobs:) are runs in its run folder, such as runs/NAME/ROLE.
 
     On a terminal, the lines that surviving ranks print about a failure of another are left out, and
     a traceback ends with the job's result. `launcher logs RUN --rank N` has every line.
     """
-    job = jobs.load_job(job_file, overrides)
-    folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
-    check_run_folder(job, job_file, folder, output.show_messages)
+    file = jobs.read_job(job_file, overrides, may_have_roles=True)
+    job, folder = file.spec, (run_dir or run_folders.RUNS_FOLDER / file.name).absolute()
+    if not file.roles:
+        check_run_folder(job, job_file, folder, output.show_messages)
     job_folder, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
     words = [str(job_file), *overrides, *(["--simulate"] if simulate else [])]
     words += [] if run_dir is None else ["--run-dir", str(run_dir)]
@@ -81,12 +83,17 @@ def run_command(
     hides_echoes = sys.stdout.isatty()
     local = LocalRun(folder, job_folder, mounts, simulate, take_over, words, hides_echoes)
     selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
-    lines.check_ranks_exist(selection, job.processes)
+    specs = [role.file.spec for role in file.roles] or [job]
+    lines.check_ranks_exist(selection, max(spec.processes for spec in specs))
     # The live block needs a terminal that can erase lines.
     is_dumb = os.environ.get("TERM", "dumb") == "dumb"
-    is_live = not plain and sys.stderr.isatty() and not is_dumb
+    is_live = not plain and sys.stderr.isatty() and not is_dumb and not file.roles
     context, printer = _make_live_block(folder) if is_live else None, output.Printer(selection)
-    end = run_job(job, local, printer.show_line, output.show_messages, run_context=context)
+    show, say = printer.show_line, output.show_messages
+    if file.roles:
+        end = run_roles(file, local, show, say)
+    else:
+        end = run_job(job, local, show, say, run_context=context)
     _show_end(folder / layout.SUMMARY, end, selection, is_plain=plain)
     place = layout.read_tracker_place(folder) if job.tracker is not None else None
     if place is not None:
@@ -127,6 +134,8 @@ def _show_end(path: Path, end: RunEnd, selection: Selection, *, is_plain: bool) 
         if end.reached_step is not None:
             outcome += f" at step {end.reached_step}"
         path = path.parent / layout.start_file(end.start, layout.SUMMARY)
+    if end.role is not None:
+        outcome += f", by role {end.role}"
     pointer = f"see {path}" if path.exists() else f"{path} could not be written"
     # The result comes last, because a terminal shows the end.
     _show_traceback(codec.read_record(Verdict, verdict), selection)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import options, output, screen_lines
+from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.cli.screen_lines import Colour, Paragraph
 from jaxlaunch.launcher.client.job_view import ClusterView, JobView, find_view
 from jaxlaunch.launcher.diagnose.explain.explanation import (
@@ -75,6 +76,8 @@ def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
         yield Paragraph(f"{verdict['cause']} ({verdict['code']}): {verdict['message']}")
     attempt = "" if status.attempt is None else f", attempt {status.attempt}"
     state = f"{status.name}: {status.state.value}"
+    if status.role is not None and status.verdict is not None:
+        state += f", by role {status.role}"
     yield Paragraph(
         f"{state} (generation {status.generation}{attempt})",
         coloured=state,
@@ -93,6 +96,10 @@ def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
     for label, text in rows:
         if text:
             yield Paragraph(f"  {label:<{_VALUE_COLUMN - 2}}{text}", indent=_VALUE_COLUMN)
+    if status.roles:
+        yield from format_table(
+            [(name, [role]) for name, role in status.roles.items()], False, is_wide
+        )
     for table in view.detail_tables() if is_wide else ():
         yield from output.format_columns(table)
 

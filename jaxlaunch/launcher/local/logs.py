@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +15,7 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.jobs.logs.lines import Line, Selection
 from jaxlaunch.launcher.jobs.status import read_run
 from jaxlaunch.launcher.jobs.volume import MAX_LOG_BYTES
-from jaxlaunch.launcher.local.run_folders import Run
+from jaxlaunch.launcher.local.run_folders import Run, open_run
 from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs import layout
 
@@ -78,6 +80,36 @@ def follow_logs(
         is_first = False
         is_over = layout.find_holder(run.folder) is None or time.monotonic() >= deadline
         time.sleep(0.0 if is_over else POLL_S)
+
+
+def follow_roles(
+    job: Run,
+    names: Sequence[str],
+    selection: Selection,
+    tail: int | None,
+    show: Callable[[Line], None],
+) -> None:
+    """Follow the logs of roles of a job as `follow_logs` does, until the job has ended."""
+
+    def follow(name: str) -> None:
+        folder = job.folder / name
+        while layout.find_holder(folder) is None and layout.find_holder(job.folder) is not None:
+            time.sleep(POLL_S)
+        if layout.is_run(folder):
+            run = open_run(folder)
+            per_host = 1 if run.job is None else run.job.process_count_per_host
+
+            def show_role(line: Line) -> None:
+                show(dataclasses.replace(line, role=name))
+
+            follow_logs(run, selection, tail, per_host, show_role)
+
+    # Ctrl-C must not wait for them.
+    threads = [threading.Thread(target=follow, args=[name], daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class _LogFile:

@@ -26,6 +26,9 @@ from jaxlaunch.trainer.spec import CustomModel, TrainSpec
 # A full disk or quota accepts an empty file, but not this many bytes.
 PROBE_BYTES = 4096
 
+# The folder of the volumes in a run folder.
+VOLUMES = "volumes"
+
 # The identity of a volume's data: name, kind and keys.
 VolumeIdentity = tuple[str, str, str]
 
@@ -137,7 +140,7 @@ def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path
     for identity in dict.fromkeys(identities.values()):
         identities_by_name.setdefault(identity[0], []).append(identity)
     folders = {
-        identity: folder / "volumes" / (name if index == 0 else f"{name}-{index + 1}")
+        identity: folder / VOLUMES / (name if index == 0 else f"{name}-{index + 1}")
         for name, namesakes in identities_by_name.items()
         for index, identity in enumerate(namesakes)
     }

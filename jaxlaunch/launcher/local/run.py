@@ -19,7 +19,7 @@ import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob, Limit
@@ -34,7 +34,7 @@ from jaxlaunch.launcher.local import paths as local_paths
 from jaxlaunch.launcher.local.agents import Gang
 from jaxlaunch.launcher.local.held_output import HeldOutput
 from jaxlaunch.launcher.local.paths import Paths
-from jaxlaunch.launcher.local.run_folders import hold_lock
+from jaxlaunch.launcher.local.run_folders import hold_lock, read_role_table
 from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs import layout
@@ -45,6 +45,11 @@ from jaxlaunch.runs.run_folder import RunFolder, RunStarts, start_rows
 _PIPE_PATIENCE_S = 10.0
 # The memory of a Python process that has imported almost nothing.
 _MIN_PROCESS_BYTES = 16 << 20
+# What the user reads at the first signal, and at each further one.
+STOP_MESSAGES = (
+    "saving and stopping; a second signal kills",
+    "killing the agents and their processes",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +72,8 @@ class LocalRun:
     hides_echoes: bool = False
     # When the run was asked for; by default when this process started.
     asked_at: float | None = None
+    # Variables of all processes that the job does not set.
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +89,8 @@ class RunEnd:
     kept_status: str | None = None
     # The number of this start.
     start: int = 1
+    # The role whose end decided on the result of a job with roles.
+    role: str | None = None
 
 
 def check_run_folder(
@@ -90,6 +99,8 @@ def check_run_folder(
     """Raise UserError if the folder has the user's job file, or checkpoints of another job."""
     subject = f"The run folder {folder} is"
     hint = "name another folder with --run-dir."
+    if read_role_table(folder) is not None:
+        raise UserError(f"{subject} that of a job with roles (jobs:), this job has none.", hint)
     is_run_job = job_file is not None and (
         os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
     )
@@ -122,31 +133,20 @@ def run_job(
     show: Callable[[Line], None],
     say: Callable[[str], None],
     run_context: contextlib.AbstractContextManager[object] | None = None,
+    attach: Attach = contextlib.nullcontext,
 ) -> RunEnd:
     """Run the job on this machine, inside the context `run_context`.
 
-    A SIGINT or SIGTERM makes the gang save and stop, and a second one kills it. Raises UserError if
-    the job cannot start.
+    A SIGINT or SIGTERM makes the gang save and stop, and a second one kills it. In another thread
+    than the main thread, `Signals.stop` does so, in the context that `attach` makes. Raises
+    UserError if the job cannot start.
     """
     started_at = local.asked_at or time.time() - process_age_s()
-    if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
-        raise UserError(
-            f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine "
-            "is one host.",
-            hint="use CPU devices in their place with --simulate, or run one host with "
-            "hosts=1 slices=1.",
-        )
-    if job.train is not None:
-        trainer_process.require_trainer("train:")
-    _require_memory(job)
-    local_paths.check_utf8_names(local.folder, local.base, local.volumes)
-    paths = local_paths.map_paths(job, local.base, local.folder, local.volumes)
-    local_paths.check_program(job, paths)
-    environ = make_agent_environ(job, paths, local, uid=str(uuid.uuid4()))
+    paths, environ = prepare_run(job, local)
     environ[contract.STARTED] = str(started_at)
     job_yaml = jobs.dump_job(paths.map_job(job))
     local_paths.check_folders(local.folder, local.volumes)
-    with hold_lock(local.folder) as lock, Signals(say, lock) as signals:
+    with hold_lock(local.folder) as lock, Signals(say, lock) as signals, attach(signals):
         folder = RunFolder(local.folder, say)
         checkpoint_path = None if job.train is None else paths.map_train(job.train).checkpoint.path
         checkpoints: Path | None = None
@@ -180,6 +180,27 @@ def run_job(
         return RunEnd(code, summary.to_json(), reached_step, kept_status, start)
 
 
+def prepare_run(job: JobSpec, local: LocalRun) -> tuple[Paths, dict[str, str]]:
+    """Return the paths of a job here and the variables of its agents, with a new uid.
+
+    Raises UserError if the job cannot run on this machine.
+    """
+    if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
+        raise UserError(
+            f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine "
+            "is one host.",
+            hint="use CPU devices in their place with --simulate, or run one host with "
+            "hosts=1 slices=1.",
+        )
+    if job.train is not None:
+        trainer_process.require_trainer("train:")
+    _require_memory(job)
+    local_paths.check_utf8_names(local.folder, local.base, local.volumes)
+    paths = local_paths.map_paths(job, local.base, local.folder, local.volumes)
+    local_paths.check_program(job, paths)
+    return paths, make_agent_environ(job, paths, local, uid=str(uuid.uuid4()))
+
+
 def _require_memory(job: JobSpec) -> None:
     """Raise UserError if this machine has not enough memory for all processes."""
     # Each host also has an agent.
@@ -210,7 +231,8 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
         contract.PARENT: str(os.getpid()),
         contract.OUTPUT_PATIENCE: str(_patience_s(sys.stdout)),
     }
-    return {**os.environ, "PATH": path, **job_variables(job, paths, local), **variables}
+    job_environ = job_variables(job, paths, local)
+    return {**os.environ, "PATH": path, **local.variables, **job_environ, **variables}
 
 
 def job_variables(job: JobSpec, paths: Paths, local: LocalRun) -> dict[str, str]:
@@ -262,6 +284,12 @@ def _patience_s(stream: TextIO) -> float:
     return math.inf if stat.S_ISREG(mode) else _PIPE_PATIENCE_S if stat.S_ISFIFO(mode) else 0.0
 
 
+class _SignalTarget(Protocol):
+    """What a signal stops: the agents of a gang, or the gangs of all roles."""
+
+    def send_signal(self, number: int) -> None: ...
+
+
 class Signals:
     """Handles SIGINT and SIGTERM while entered: the first stops the gang, the second kills it."""
 
@@ -269,7 +297,7 @@ class Signals:
         self.count = 0
         # Whether the first signal was that of Ctrl-C.
         self.is_interrupt = False
-        self.gang: Gang | None = None
+        self.gang: _SignalTarget | None = None
         self._say, self._lock = say, lock
 
     def __enter__(self) -> Signals:
@@ -288,17 +316,23 @@ class Signals:
             signal.signal(number, handler)
 
     def _handle_signal(self, number: int, frame: types.FrameType | None) -> None:
+        self._say(STOP_MESSAGES[min(self.count, 1)])
+        self.stop(number)
+
+    def stop(self, number: int) -> None:
+        """Stop the gang as the first signal does, or kill it if it was stopped before."""
         self.count += 1
         if self.count == 1:
             self._lock.note_stopping()
             self.is_interrupt = number == signal.SIGINT
-            # The agents get the same signal, so that they know what it means.
-            message = "saving and stopping; a second signal kills"
         else:
-            message, number = "killing the agents and their processes", signal.SIGKILL
-        self._say(message)
+            number = signal.SIGKILL
         if self.gang is not None:
+            # The agents get the first signal itself, so that they know what it means.
             self.gang.send_signal(number)
+
+
+Attach = Callable[[Signals], contextlib.AbstractContextManager[object]]
 
 
 def run_generations(

@@ -30,7 +30,13 @@ from jaxlaunch.launcher.diagnose.text import (
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
-from jaxlaunch.launcher.local.status import LiveStatus, run_status, run_verdict, was_killed
+from jaxlaunch.launcher.local.status import (
+    LiveStatus,
+    ask_agents,
+    run_status,
+    run_verdict,
+    was_killed,
+)
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 
@@ -47,6 +53,8 @@ def explain_run(run: Run, live: LiveStatus | None) -> Explanation:
         answer = _explain_progress(run, status, live)
     code = None if verdict is None else verdict.code
     facts, command = tuple(_list_facts(run, status)), _run_command(run)
+    roles = (explain_run(role, ask_agents(role)) for role in run.roles.values())
+    facts = (*(Text("role {headline}", headline=role.headline) for role in roles), *facts)
     diagnosis = Diagnosis(run.name, "", answer, facts, answer.next_step, code, run_command=command)
     # A run in another place is not found by its name.
     is_here = run_folders.find_run(run.name) == run.folder
@@ -56,7 +64,7 @@ def explain_run(run: Run, live: LiveStatus | None) -> Explanation:
 
 def _run_command(run: Run) -> Command:
     """Return the command that continues a run from the working folder."""
-    command = dict[str, Any]()
+    command, folder = dict[str, Any](), run_folders.job_folder(run.folder)
     if (start := run.newest_start) is not None:
         path = layout.start_file(start.start, layout.COMMAND)
         command = RunFolder(run.folder).read_json(path)
@@ -69,7 +77,7 @@ def _run_command(run: Run) -> Command:
         if "--run-dir" in words:
             position = words.index("--run-dir")
             del words[position : position + 2]
-        words += ["--run-dir", str(run.folder)]
+        words += ["--run-dir", str(folder)]
     return launcher_command("run", *words, is_namespaced=False)
 
 

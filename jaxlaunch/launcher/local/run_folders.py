@@ -10,9 +10,10 @@ import dataclasses
 import fcntl
 import functools
 import os
+import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import KeyPath, UserError
 from jaxlaunch.launcher.wording import os_error_reason
 from jaxlaunch.launcher.yaml import reader
+from jaxlaunch.records import codec
 from jaxlaunch.records.summary import (
     AttemptRecord,
     StartRecord,
@@ -35,9 +37,23 @@ if TYPE_CHECKING:
 
 RUNS_FOLDER = Path("runs")
 POLL_S = 0.1
+# The file in the run folder of a job with roles, with a RoleTable.
+ROLES = "roles.json"
 # Keys of a job whose numbers are columns of a table.
 HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY = ("hosts",), ("hosts", "max"), ("slices",)
 STEPS_KEY, MAX_CRASHES_KEY = ("train", "steps"), ("restarts", "crash")
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleTable:
+    """The roles of a job on this machine, each of which has a run folder with its name."""
+
+    # In the order of their starts.
+    names: Sequence[str]
+    # The first role that ends the job.
+    lead: str
+    # The role whose end decided on the result.
+    decisive: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +110,17 @@ class Run:
             return None
 
     @functools.cached_property
+    def role_table(self) -> RoleTable | None:
+        """The roles of the job, or None if it has none."""
+        return read_role_table(self.folder)
+
+    @functools.cached_property
+    def roles(self) -> Mapping[str, Run]:
+        """The runs of the roles that have started, by the name of the role."""
+        folders = [self.folder / name for name in self.role_table.names] if self.role_table else ()
+        return {folder.name: open_run(folder) for folder in folders if is_run(folder)}
+
+    @functools.cached_property
     def attempt_records(self) -> list[AttemptRecord]:
         """The finished attempts of the newest start, oldest first."""
         uid = "" if self.newest_start is None else self.newest_start.uid
@@ -105,6 +132,23 @@ def find_run(run: str) -> Path | None:
     sweep_folder = RUNS_FOLDER / run.rpartition("-")[0] / run
     folders = (Path(run), RUNS_FOLDER / run, sweep_folder)
     return next((folder.absolute() for folder in folders if is_run(folder)), None)
+
+
+def read_role_table(folder: Path) -> RoleTable | None:
+    """Return the roles of the job in a run folder, or None if it has none."""
+    try:
+        table = codec.read_record(RoleTable, RunFolder(folder).read_json(ROLES))
+    except codec.MalformedError:
+        return None
+    # The names must be those of subfolders.
+    is_valid = all(name not in ("", ".", "..") and os.sep not in name for name in table.names)
+    return table if is_valid else None
+
+
+def job_folder(folder: Path) -> Path:
+    """Return the run folder of the job, which is the parent of the folder of a role."""
+    table = read_role_table(folder.parent)
+    return folder if table is None or folder.name not in table.names else folder.parent
 
 
 def find_sweep(name: str) -> Path | None:
@@ -174,6 +218,9 @@ def stop_run(run: Run, lock_name: str = layout.LOCK) -> None:
     lock that it holds in its folder. Raises UserError if no process runs in the folder, or if it
     belongs to another user or machine.
     """
+    if (job := job_folder(run.folder)) != run.folder:
+        message = f"{run.name} is a role of {job.name}, whose roles are stopped together."
+        raise UserError(message, f"`launcher stop {shlex.quote(os.path.relpath(job))}`")
     # Two concurrent requests would be two signals, and the second signal kills.
     descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import re
 import time
@@ -12,7 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, Restarts, State
+from jaxlaunch.launcher.jobs.status.job_status import (
+    FINAL_STATES,
+    JobStatus,
+    Restarts,
+    State,
+    add_roles,
+)
 from jaxlaunch.launcher.local.run_folders import (
     HOSTS_KEY,
     MAX_CRASHES_KEY,
@@ -76,7 +83,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
     step = reached_step or numbers.committed or reached_step
     steps = (live and live.steps) or numbers.steps or job_numbers.get(STEPS_KEY)
     restart_seconds = () if summary is None else summary.restart_seconds
-    return JobStatus(
+    status = JobStatus(
         name=run.name,
         namespace="",
         state=state,
@@ -106,6 +113,10 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         restart_seconds=restart_seconds[-1].seconds if restart_seconds else {},
         **(numbers.run_numbers() | {"step": step, "steps": steps}),
     )
+    if (table := run.role_table) is None:
+        return status
+    roles = {name: run_status(role, ask_agents(role)) for name, role in run.roles.items()}
+    return add_roles(dataclasses.replace(status, role=table.decisive), roles, table.lead)
 
 
 def _describe_refusal(run: Run) -> Mapping[str, Any] | None:

@@ -47,10 +47,15 @@ class Line:
     # Time of writing in RFC 3339 by the kubelet's clock, or empty if the kubelet gave none.
     at: str = ""
     generation: int = 0
+    # The role of the process, in a job with roles.
+    role: str = ""
 
     def text_with_rank(self) -> str:
-        """Return the line in the agent's format: `[RANK] text`."""
-        return self.text if self.rank is None else f"[{self.rank}] {self.text}"
+        """Return the line in the agent's format, `[RANK] text`, or with a role `[ROLE RANK]`."""
+        if self.rank is None:
+            return f"{self.role}: {self.text}" if self.role else self.text
+        rank = f"{self.role} {self.rank}" if self.role else str(self.rank)
+        return f"[{rank}] {self.text}"
 
 
 def parse_line(host: int, text: str) -> Line:

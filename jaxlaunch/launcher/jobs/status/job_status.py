@@ -124,12 +124,41 @@ class JobStatus(RunNumbers):
     folder: str | None = None
     # Newest start of such a run if it was refused: `start`, `at`, `code` and `message`.
     refused_start: Mapping[str, Any] | None = None
+    # The role whose end decided on the result of a job with roles.
+    role: str | None = None
+    # The roles of such a job by name.
+    roles: Mapping[str, JobStatus] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with the state as text."""
-        fields = dataclasses.asdict(self) | {"state": self.state.value}
+        roles = {name: status.to_json() for name, status in self.roles.items()}
+        fields = dataclasses.asdict(dataclasses.replace(self, roles={}))
+        fields |= {"state": self.state.value, "roles": roles}
         fields["restarts"] = fields.pop("restart_counts") | {"by_cause": self.restarts}
         return fields
+
+
+def add_roles(status: JobStatus, roles: Mapping[str, JobStatus], lead: str) -> JobStatus:
+    """Return the status of a job with roles: the hosts of all, and the numbers of the lead."""
+    if not roles:
+        return status
+    ready = [role.ready for role in roles.values() if role.ready is not None]
+    counts = [role.restart_counts for role in roles.values()]
+    restart_counts = dataclasses.replace(
+        status.restart_counts,
+        total=sum(count.total for count in counts),
+        charged=sum(count.charged for count in counts),
+    )
+    numbers = {} if lead not in roles else roles[lead].run_numbers()
+    return dataclasses.replace(
+        status,
+        **numbers,
+        hosts=sum(role.hosts for role in roles.values()),
+        ready=sum(ready) if ready and status.state not in FINAL_STATES else None,
+        phase=roles[lead].phase if lead in roles else None,
+        restart_counts=restart_counts,
+        roles=roles,
+    )
 
 
 def derive_status(snapshot: Snapshot) -> JobStatus:
