@@ -26,10 +26,10 @@ import orbax.checkpoint as ocp
 
 import jaxlaunch
 
-STEPS, EVERY = 120, 4
-PROMPTS, GROUP, WIDTH, CLIP = 64, 8, 128, 0.2
+STEPS, EVERY = 60, 5
+PROMPTS, GROUP, WIDTH, CLIP = 128, 8, 128, 0.2
 SAMPLES = Path(os.environ["SAMPLES"])
-OPTIMIZER = optax.adam(3e-3)
+OPTIMIZER = optax.adam(2e-2)
 
 
 def make_state():
@@ -98,8 +98,12 @@ def load_policy(checkpoints, step):
     if step == 0:
         return policy
     # A saved state is a dict of arrays, whose names are the paths in the state.
-    names = {"state": {f"policy.{name}": ocp.RestoreArgs(np.ndarray) for name in policy}}
-    restore = ocp.args.PyTreeRestore(restore_args=names, partial_restore=True)
+    names = [f"policy.{name}" for name in policy]
+    restore = ocp.args.PyTreeRestore(
+        {"state": dict.fromkeys(names, 0)},
+        restore_args={"state": dict.fromkeys(names, ocp.RestoreArgs(np.ndarray))},
+        partial_restore=True,
+    )
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         arrays = checkpointer.restore(checkpoints / str(step) / "state", args=restore)["state"]
     return {name: arrays[f"policy.{name}"] for name in policy}

@@ -51,6 +51,9 @@ class Roles(Running):
         (home / "program.py").write_text(PROGRAM)
         super().__init__(home, document)
 
+    def __enter__(self) -> Roles:
+        return self
+
     def wait_for_rank(self, name: str) -> int:
         """Return the pid of a rank once it runs, given as ROLE-RANK-ATTEMPT."""
         self.wait_for_file(self.home / name)

@@ -70,6 +70,8 @@ def _adapt_status(status: dict[str, Any], root: dict[str, Any]) -> None:
     restarts["properties"]["by_cause"] = fields.pop("restarts")
     restarts["required"].append("by_cause")
     fields["restarts"] = fields.pop("restart_counts")
+    roles = {"type": "object", "additionalProperties": {"$ref": "#/$defs/JobStatus"}}
+    fields["roles"] = roles
     status["required"] = list(fields)
     verdict = _type_schema(Verdict)
     # A failure has only the facts that apply to its kind.

@@ -150,7 +150,7 @@ def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     spec = None
     if messages.value_at(source.data, ("jobs",)) is not None:
         message = "jobs: this command does not support a job with roles."
-        faults.append(Fault(("jobs",), message, "validate, render and submit support them."))
+        faults.append(Fault(("jobs",), message, "validate, run, render and submit support them."))
         raise JobFaultsError([source.locate(fault) for fault in faults])
     if isinstance(source.data, dict):
         spec = _validate_data(source, faults)

@@ -1,0 +1,125 @@
+"""Roles of a job on this machine, without their processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobFile
+from jaxlaunch.launcher.local import agents, roles
+from jaxlaunch.launcher.local.roles import RoleBoard
+from jaxlaunch.launcher.local.run import LocalRun
+from jaxlaunch.runs import layout
+
+JOB = """
+name: t
+accelerator: {type: cpu, per_host: 1}
+command: ["true"]
+volumes: [{claim: data, path: /data}]
+jobs:
+  trainer: {ends: true, needs: {sampler: started}}
+  sampler: {}
+  evaluator: {may_fail: true}
+"""
+
+
+def read_roles(text: str = JOB, folder: Path = Path()) -> JobFile:
+    return jobs.read_job_text(text, folder=folder, may_have_roles=True)
+
+
+def make_board() -> RoleBoard:
+    return RoleBoard(read_roles().roles, "trainer")
+
+
+def test_role_starts_once_after_those_that_it_needs() -> None:
+    board = make_board()
+    assert {role.name for role in board.find_startable()} == {"sampler", "evaluator"}
+    board.begun |= {"sampler", "evaluator"}
+    assert not board.find_startable()
+    board.started.add("sampler")
+    assert [role.name for role in board.find_startable()] == ["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "decisive"),
+    [
+        ({}, None),
+        ({"sampler": 0}, None),
+        ({"evaluator": 83}, None),
+        ({"evaluator": 83, "trainer": 0}, "trainer"),
+        ({"sampler": 70, "trainer": 0}, "sampler"),
+        ({"trainer": 80}, "trainer"),
+    ],
+)
+def test_job_ends_with_its_lead_or_a_failure(codes: dict[str, int], decisive: str | None) -> None:
+    board = make_board()
+    board.codes = codes
+    assert board.find_decisive_role() == decisive
+
+
+def test_job_waits_for_all_roles_that_end_it() -> None:
+    text = JOB.replace("sampler: {}", "sampler: {ends: true}")
+    board = RoleBoard(read_roles(text).roles, "trainer")
+    board.codes = {"sampler": 0}
+    assert board.find_decisive_role() is None
+    board.codes["trainer"] = 0
+    assert board.find_decisive_role() == "trainer"
+
+
+GPUS = """
+name: t
+command: ["true"]
+jobs:
+  trainer: {ends: true, accelerator: {type: h100, per_host: 4}}
+  sampler: {accelerator: {type: h100, per_host: 2}}
+  evaluator: {accelerator: {type: cpu}}
+"""
+
+
+def test_roles_share_the_gpus_of_this_machine() -> None:
+    shares = roles.share_devices(read_roles(GPUS).roles, {})
+    devices = [shares[name]["CUDA_VISIBLE_DEVICES"].split(",") for name in ("trainer", "sampler")]
+    assert (len(devices[0]), len(devices[1])) == (4, 2) and len(set(sum(devices, []))) == 6
+    assert "evaluator" not in shares
+    with pytest.raises(UserError, match="trainer, sampler use 6 GPUs, and CUDA_VISIBLE_DEVICES"):
+        roles.share_devices(read_roles(GPUS).roles, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    tpus = GPUS.replace("type: h100, per_host: 4", "type: v5e, topology: 2x2").replace(
+        "type: h100, per_host: 2", "type: v5e, topology: 2x2"
+    )
+    with pytest.raises(UserError, match="one process takes all chips"):
+        roles.share_devices(read_roles(tpus).roles, {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "volumes", "message"),
+    [
+        ("sampler", "starts", {}, "cannot be called starts here"),
+        ("sampler", "sampler", {"dota": Path("d")}, "--volume dota: no role has a volume"),
+        ("sampler: {}", "sampler: {workdir: none}", {}, "workdir: .*none does not exist"),
+    ],
+)
+def test_errors_of_any_role_leave_no_run_folder(
+    tmp_path: Path, old: str, new: str, volumes: dict[str, Path], message: str
+) -> None:
+    file = read_roles(JOB.replace(old, new), tmp_path)
+    local = LocalRun(tmp_path / "run", tmp_path, volumes)
+    with pytest.raises(UserError, match=message):
+        roles.run_roles(file, local, print, print)
+    assert not (tmp_path / "run").exists()
+
+
+def test_role_that_cannot_start_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text("import signal; signal.pause()")
+    monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
+    with layout.hold_lock(tmp_path / "run" / "evaluator"):
+        file = read_roles(folder=tmp_path)
+        local = LocalRun(tmp_path / "run", tmp_path)
+        with pytest.raises(UserError, match="evaluator is in use by the run with pid"):
+            roles.run_roles(file, local, lambda line: None, lambda message: None)
+    assert not any(layout.find_holder(tmp_path / "run" / name) for name in ("", "sampler"))
