@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jaxlaunch import contract
 from jaxlaunch.launcher.client.job_view import RunView
 from jaxlaunch.launcher.jobs.status.job_status import State
 from jaxlaunch.launcher.local import run_folders
-from tests.gang.runs import Running, living_pids
+from tests.gang.run_files import read_json_lines
+from tests.gang.runs import Running, living_pids, run_launcher
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Writes its pid into ROLE-RANK-ATTEMPT, and ends once there is a file with the name of its role,
 # with the code in it.
@@ -136,3 +141,27 @@ def test_interrupt_ends_all_roles_and_a_failure_ends_the_next_start(tmp_path: Pa
     status = RunView(run_folders.open_run(result.folder)).status
     assert (status.role, status.state) == ("sampler", State.FAILED)
     assert [start["code"] for start in result.summary["starts"]] == [80, contract.CRASH]
+
+
+@pytest.mark.computes
+@pytest.mark.extended
+def test_reward_rises_with_a_sampler_that_reloads_the_weights(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = run_launcher("run", EXAMPLES / "grpo.yaml", "--run-dir", run)
+    assert result.returncode == contract.DONE, result.stderr[-3000:]
+    rows = read_json_lines(run / "trainer" / "metrics.jsonl")
+    rewards = [row["reward"] for row in rows if "reward" in row]
+    # A guess is right half of the time.
+    assert rewards[0] < 0.65 and rewards[-1] > 0.9
+
+
+@pytest.mark.computes
+@pytest.mark.extended
+def test_evaluator_follows_the_checkpoints_to_the_last(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    waits = ("jobs.evaluator.may_fail=false", "jobs.evaluator.ends=true")
+    result = run_launcher("run", EXAMPLES / "follow.yaml", *waits, "--run-dir", run)
+    assert result.returncode == contract.DONE, result.stderr[-3000:]
+    assert "[evaluator 0] step 200: accuracy 0.9" in result.stdout
+    status = RunView(run_folders.open_run(run)).status
+    assert status.roles["evaluator"].step == 200
