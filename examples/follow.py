@@ -24,5 +24,6 @@ while step < last_step:
     model = jaxlaunch.load(run, step=step, note=lambda remark: None)
     assert isinstance(model, jaxlaunch.TaskModel)
     metrics = model.evaluate()
-    jaxlaunch.report(step=step, **metrics)
+    # The wait for the next checkpoint may take as long as timeouts.data.
+    jaxlaunch.report(step=step, phase="data", **metrics)
     print(f"step {step}: accuracy {metrics['accuracy']:.3f}", flush=True)

@@ -136,7 +136,8 @@ def sample():
         with draft.open("wb") as file:
             np.savez(file, digits=digits, answers=answers, logprobs=logprobs, rewards=rewards)
         draft.rename(path)
-        jaxlaunch.report(step=step + 1, reward=float(rewards.mean()))
+        # The wait for the next checkpoint may take as long as timeouts.data.
+        jaxlaunch.report(step=step + 1, phase="data", reward=float(rewards.mean()))
 
 
 if __name__ == "__main__":
