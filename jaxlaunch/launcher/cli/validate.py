@@ -40,6 +40,8 @@ def init_command(name: str | None, kind: str) -> None:
     NAME.yaml. The kinds own and command also write the code, NAME.py.
     """
     name = None if name is None else name.removesuffix(".yaml").removesuffix(".yml")
+    if name in ("", ".", ".."):
+        raise UserError(f"{name!r} is not a name of a job.", "such as `launcher init digits`.")
     file = Path("job.yaml" if name is None else f"{name}.yaml")
     title = name or {"classify": "digits", "command": "program"}.get(kind, kind)
     module = title.replace("-", "_").replace(".", "_")

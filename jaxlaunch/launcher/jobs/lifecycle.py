@@ -288,10 +288,12 @@ def wait_for_end(
     """
     metadata, outage = jobset["metadata"], Outage(cluster, say)
     deadline = None if limit_s is None else time.monotonic() + limit_s
+    # A job that was suspended before the wait may have ended, and then it does not change.
+    earlier_jobset = None if is_suspended(jobset) else jobset
     with contextlib.suppress(TimeoutError):
         while deadline is None or time.monotonic() < deadline:
             latest_jobset = outage.call_with_retries(
-                partial(_wait_for_change, cluster, metadata, jobset, deadline), deadline
+                partial(_wait_for_change, cluster, metadata, earlier_jobset, deadline), deadline
             )
             if not _count_ready(latest_jobset) and not terminal_state(latest_jobset):
                 # If the namespace is being deleted, its pods are deleted before the JobSet.
@@ -315,10 +317,10 @@ def wait_for_end(
                 # reports are needed.
                 has_live_pods = job.is_suspended and any(not host.has_ended for host in job.hosts)
                 if status.state is State.STOPPING or has_live_pods:
-                    # `jobset` stays the earlier one, so that the same change ends the next wait.
+                    # `earlier_jobset` stays, so that the same change ends the next wait.
                     time.sleep(_SETTLE_PAUSE_S)
                     continue
-            jobset = latest_jobset
+            earlier_jobset = latest_jobset
     # The time is over, and the job continues. Its progress is recorded if the cluster answers soon.
     cluster.limit_call_time()
     with contextlib.suppress(ClusterError):
@@ -340,12 +342,15 @@ def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
 
 
 def _wait_for_change(
-    cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None
+    cluster: Cluster, metadata: Obj, earlier_jobset: Obj | None, deadline: float | None
 ) -> Obj:
     """Return the JobSet once it has ended, was suspended or resumed, or has fewer ready Jobs.
 
-    It is returned unchanged after _WATCH_PERIOD_S, or at the deadline if that is earlier.
+    It is returned at once if there is no earlier one to compare it with, and unchanged after
+    _WATCH_PERIOD_S, or at the deadline if that is earlier.
     """
+    if earlier_jobset is None:
+        return _read_jobset(cluster, metadata)
     ready_count = _count_ready(earlier_jobset)
     remaining_s = _WATCH_PERIOD_S if deadline is None else deadline - time.monotonic()
     limit_s = max(0.0, min(_WATCH_PERIOD_S, remaining_s))
@@ -363,10 +368,14 @@ def _wait_for_change(
             ):
                 return jobset
             ready_count = _count_ready(jobset)
-    latest_jobset = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
-    if latest_jobset is None or latest_jobset["metadata"]["uid"] != metadata["uid"]:
+    return _read_jobset(cluster, metadata)
+
+
+def _read_jobset(cluster: Cluster, metadata: Obj) -> Obj:
+    jobset = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
+    if jobset is None or jobset["metadata"]["uid"] != metadata["uid"]:
         raise deleted_error(cluster, metadata)
-    return latest_jobset
+    return jobset
 
 
 def _count_ready(jobset: Obj) -> int:

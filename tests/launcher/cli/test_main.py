@@ -148,7 +148,7 @@ def test_init_writes_valid_job_and_never_overwrites(
     assert Path("first.yaml").read_text() == text
 
 
-@pytest.mark.parametrize("name", ["My_Run", "../up", "no/where", "a" * 300])
+@pytest.mark.parametrize("name", ["My_Run", "../up", "no/where", "a" * 300, ".", ".yaml"])
 def test_init_refuses_invalid_name(
     run_launcher: Launcher, name: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:

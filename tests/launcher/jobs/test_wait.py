@@ -281,6 +281,15 @@ def test_end_of_wait_records_progress(
     assert (recorded["when"], recorded["step"]) == ("running", 40)
 
 
+def test_wait_for_suspended_job_needs_no_change(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
+    job = server.put(AT, objects.jobset(1, suspend=True))
+    assert wait_for_end(Cluster.connect(), job, 600.0).state is State.STOPPED
+    assert not any("watch" in query for _, _, query in server.requests)
+
+
 def test_wait_ends_when_namespace_is_being_deleted(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
