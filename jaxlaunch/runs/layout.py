@@ -35,6 +35,8 @@ AGENTS = "agents.json"
 JOB = "job.yaml"
 # The working folder and the arguments of `launcher run`, in the folder of a start.
 COMMAND = "command.json"
+# The Slurm job of the run, written by its batch script (launcher/local/slurm_job.py).
+SLURM = "slurm.json"
 # The lock that the launcher and its agents hold while they use the folder.
 LOCK = ".lock"
 # The beginning of the name of a folder that is being deleted. It is not shown as a run.

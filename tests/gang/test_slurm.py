@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jaxlaunch.launcher.agent.io.link import choose_free_port
 from tests import needs
 from tests.gang.agents import poll_until
+from tests.gang.failure_jobs import CODES, PROGRAM, read_verdict, write_job
 from tests.gang.runs import LAUNCHER
+from tests.launcher.invoke import launcher
 
 pytestmark = pytest.mark.extended
-PROGRAM = """\
-import os, signal, sys, time
-kind, rank = sys.argv[1], int(os.environ["JAX_PROCESS_ID"])
-if kind == "done":
-    import jax
-    jax.distributed.initialize()
-    assert jax.process_count() == 2
-if kind == "raise" and rank == 1:
-    raise ValueError("a bad batch")
-if kind == "kill" and rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-if kind == "lose" and rank == 1:
-    os.kill(os.getppid(), signal.SIGKILL)
-if kind in ("kill", "lose", "stop"):
-    open(f"{kind}-{os.environ['JAXLAUNCH_ATTEMPT']}-{rank}", "w").close()
-    signal.pause()
-if kind == "hang":
-    import jaxlaunch
-    for step in range(1, 100000):
-        jaxlaunch.report(step=step)
-        if rank == 1:
-            signal.pause()
-        time.sleep(0.1)
-"""
-JOBS = {
-    "done": "{}",
-    "raise": "{in_place: 1, crash: 1}",
-    "kill": "{in_place: 0, crash: 1}",
-    "lose": "{in_place: 0, crash: 0}",
-    "hang": "{in_place: 0, crash: 0}",
-    "stop": "{in_place: 0, crash: 0}",
-}
 CONF = """\
 ClusterName=lab
 SlurmctldHost=n0(127.0.0.1)
@@ -72,8 +41,8 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-NodeName=n0 NodeHostname=n0 NodeAddr=127.0.0.1 Port={ports[0]} CPUs=16
-NodeName=n1 NodeHostname=n0 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16
+NodeName=n0 NodeHostname=n0 NodeAddr=127.0.0.1 Port={ports[0]} CPUs=32
+NodeName=n1 NodeHostname=n0 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=32
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 DAEMONS = """\
@@ -123,10 +92,12 @@ class SlurmCluster:
         assert poll_until(lambda: self.job_fields(number)["JobState"] in states)
         return self.job_fields(number)
 
-    def end_requeue_delay(self, number: str) -> None:
-        """Wait until a job was requeued, and start it before the two minutes of Slurm's delay."""
+    def wait_for_requeue(self, number: str) -> None:
         assert poll_until(lambda: self.job_fields(number)["Restarts"] == "1")
         self.wait_for_state(number, "PENDING")
+
+    def end_requeue_delay(self, number: str) -> None:
+        """Start a requeued job before the two minutes of Slurm's delay."""
         # slurmd refuses a job whose credential is not younger, in whole seconds, than its last end.
         self.call("scontrol", "update", f"JobId={number}", "StartTime=now+5")
 
@@ -162,37 +133,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         daemons.wait()
 
 
-def write_job(folder: Path, kind: str) -> Path:
-    job_file = folder / f"{kind}.yaml"
-    job_file.write_text(
-        f"name: {kind}\n"
-        "hosts: 2\n"
-        "accelerator: {type: cpu}\n"
-        "resources: {cpu: 1}\n"
-        f"restarts: {JOBS[kind]}\n"
-        "timeouts: {step: 20s}\n"
-        f"command: [python, program.py, {kind}]\n"
-    )
-    return job_file
-
-
-def read_verdict(folder: Path) -> tuple[Any, ...]:
-    verdict = json.loads((folder / "summary.json").read_text())["verdict"]
-    return verdict["cause"], verdict["rank"], verdict["code"]
-
-
-def test_jobs_end_as_on_this_machine(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_jobs_end_as_on_this_machine(
+    cluster: SlurmCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_launcher = functools.partial(launcher, capsys, monkeypatch)
     shutil.copy(cluster.folder / "program.py", tmp_path)
+    monkeypatch.chdir(cluster.folder)
+    monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
     numbers, local_runs = {}, {}
-    for kind in JOBS:
-        script = subprocess.run(
-            [*LAUNCHER, "render", "--slurm", write_job(cluster.folder, kind)],
-            cwd=cluster.folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        numbers[kind] = cluster.call("sbatch", "--parsable", stdin=script)
+    for kind in CODES:
+        script = run_launcher("render", "--slurm", str(write_job(cluster.folder, kind)))
+        assert script.code == 0, script.err
+        numbers[kind] = cluster.call("sbatch", "--parsable", stdin=script.out)
         local_runs[kind] = subprocess.Popen(
             [*LAUNCHER, "run", write_job(tmp_path, kind)],
             cwd=tmp_path,
@@ -201,30 +156,30 @@ def test_jobs_end_as_on_this_machine(cluster: SlurmCluster, tmp_path: Path) -> N
         )
     assert poll_until(lambda: (tmp_path / "stop-1-0").exists() and (tmp_path / "stop-1-1").exists())
     local_runs["stop"].terminate()
-    codes = {kind: run.wait() for kind, run in local_runs.items()}
+    assert {kind: run.wait() for kind, run in local_runs.items()} == CODES
 
     # At the time limit the agents alone get the signal, and the job starts again.
     assert poll_until(lambda: len(list(cluster.folder.glob("stop-1-*"))) == 2)
     cluster.call("scancel", "--signal=TERM", numbers["stop"])
+    cluster.wait_for_requeue(numbers["stop"])
+    listing = run_launcher("list")
+    assert ["stop", "Restarting"] in [line.split()[:2] for line in listing.out.splitlines()]
+    answer = run_launcher("explain", "stop")
+    assert f"waits until Slurm starts job {numbers['stop']} again" in answer.out
     cluster.end_requeue_delay(numbers["stop"])
     assert poll_until(lambda: len(list(cluster.folder.glob("stop-2-*"))) == 2)
     cluster.call("scancel", numbers["stop"])
+    cluster.wait_for_requeue(numbers["kill"])
     cluster.end_requeue_delay(numbers["kill"])
 
     for kind, number in numbers.items():
         job = cluster.wait_for_state(number, "COMPLETED", "FAILED", "CANCELLED")
-        assert job["ExitCode"] == f"{codes[kind]}:0", kind
-        assert read_verdict(cluster.folder / "runs" / kind) == read_verdict(
-            tmp_path / "runs" / kind
-        )
+        assert job["ExitCode"] == f"{CODES[kind]}:0", kind
+        run_folder = cluster.folder / "runs" / kind
+        assert read_verdict(run_folder) == read_verdict(tmp_path / "runs" / kind)
         assert job["Restarts"] == ("1" if kind in ("kill", "stop") else "0"), kind
-    assert codes == {"done": 0, "raise": 70, "kill": 137, "lose": 81, "hang": 82, "stop": 80}
-    listing = subprocess.run(
-        [*LAUNCHER, "list"], cwd=cluster.folder, capture_output=True, text=True, check=True
-    )
-    rows = [line.split()[:2] for line in listing.stdout.splitlines()[1:]]
-    assert sorted(rows) == [
-        ["done", "Done"],
-        *([kind, "Failed"] for kind in ("hang", "kill", "lose", "raise")),
-        ["stop", "Stopped"],
-    ]
+        assert not list(run_folder.glob("*.key"))
+    states = {code: "Failed" for code in CODES.values()} | {0: "Done", 80: "Stopped"}
+    rows = [line.split()[:2] for line in run_launcher("list").out.splitlines()[1:]]
+    assert sorted(rows) == sorted([kind, states[code]] for kind, code in CODES.items())
+    assert "`launcher render --slurm" in run_launcher("explain", "raise").out

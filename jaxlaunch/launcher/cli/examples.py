@@ -113,6 +113,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher run job.yaml": "here, until it ends",
         "launcher run job.yaml train.steps=100 hosts=1": "with other values",
         "launcher run gpu.yaml --simulate": "a GPU or TPU job on CPU devices",
+        "launcher run job.yaml --hosts a,user@b": "on two machines, through ssh",
     },
     "sample": {
         'launcher sample lm --prompt "def main("': "one greedy continuation",

@@ -201,6 +201,15 @@ folder_options = _combine(
 )
 
 
+def folder_words(
+    job_file: Path, overrides: tuple[str, ...], run_dir: Path | None, volumes: tuple[str, ...]
+) -> list[str]:
+    """Return the arguments of a command with a job and the options of `folder_options`."""
+    words = [str(job_file), *overrides]
+    words += [] if run_dir is None else ["--run-dir", str(run_dir)]
+    return words + [word for volume in volumes for word in ("--volume", volume)]
+
+
 def parse_volumes(volumes: tuple[str, ...]) -> dict[str, Path]:
     """Return the folder of each --volume. Raises UserError for one that is not NAME=DIR."""
     pairs = [volume.partition("=") for volume in volumes]

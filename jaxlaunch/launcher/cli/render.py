@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -40,7 +39,7 @@ def render_command(
     `launcher render --slurm job.yaml | sbatch`. All nodes must see both at the same paths.
     """
     if slurm:
-        _render_slurm(job_file, overrides, run_dir, options.parse_volumes(volumes))
+        _render_slurm(job_file, overrides, run_dir, volumes)
         return
     if run_dir is not None or volumes:
         raise click.UsageError("--run-dir and --volume need --slurm.")
@@ -57,7 +56,7 @@ def render_command(
 
 
 def _render_slurm(
-    job_file: Path, overrides: tuple[str, ...], run_dir: Path | None, volumes: Mapping[str, Path]
+    job_file: Path, overrides: tuple[str, ...], run_dir: Path | None, volumes: tuple[str, ...]
 ) -> None:
     # Imported here, because the manifests of Kubernetes need none of it.
     from jaxlaunch.launcher.local import run_folders, slurm
@@ -66,5 +65,7 @@ def _render_slurm(
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
     check_run_folder(job, job_file, folder, output.show_messages)
-    local = LocalRun(folder, job_file.absolute().parent, volumes)
+    words = options.folder_words(job_file, overrides, run_dir, volumes)
+    mounts = options.parse_volumes(volumes)
+    local = LocalRun(folder, job_file.absolute().parent, mounts, words=words)
     output.show_lines(*slurm.render_script(job, local).split("\n"))

@@ -22,6 +22,7 @@ from jaxlaunch.launcher.local.held_output import adds_to_message, root_exception
 from jaxlaunch.launcher.local.roles import run_roles
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd, check_run_folder
 from jaxlaunch.launcher.local.run import run_job as run_job
+from jaxlaunch.launcher.local.ssh import SshHosts
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records import codec
 from jaxlaunch.records.verdict import Verdict
@@ -51,6 +52,13 @@ _MAX_OUTPUT_LINES = 10
     help="Print only lines on a terminal, too, without the block that follows the run.",
 )
 @click.option(
+    "--hosts",
+    "host_names",
+    default=None,
+    metavar="HOST,HOST",
+    help="Run each host's agent on another machine, through ssh. All share the job's folder.",
+)
+@click.option(
     "--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it."
 )
 def run_command(
@@ -61,6 +69,7 @@ def run_command(
     rank: str | None,
     simulate: bool,
     plain: bool,
+    host_names: str | None,
     take_over: bool,
 ) -> int:
     """Train JOB_FILE on this machine.
@@ -77,11 +86,20 @@ def run_command(
     if not file.roles:
         check_run_folder(job, job_file, folder, output.show_messages)
     job_folder, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
-    words = [str(job_file), *overrides, *(["--simulate"] if simulate else [])]
-    words += [] if run_dir is None else ["--run-dir", str(run_dir)]
-    words += [word for volume in volumes for word in ("--volume", volume)]
+    words = options.folder_words(job_file, overrides, run_dir, volumes)
+    words += ["--simulate"] if simulate else []
+    words += ["--hosts", host_names] if host_names else []
     hides_echoes = sys.stdout.isatty()
-    local = LocalRun(folder, job_folder, mounts, simulate, take_over, words, hides_echoes)
+    local = LocalRun(
+        folder,
+        job_folder,
+        mounts,
+        simulate,
+        take_over,
+        words,
+        hides_echoes,
+        remote=None if not host_names else SshHosts(host_names.split(",")),
+    )
     selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
     specs = [role.file.spec for role in file.roles] or [job]
     lines.check_ranks_exist(selection, max(spec.processes for spec in specs))

@@ -41,7 +41,10 @@ VERSION = 1
 # The end of each longer file, and the largest size of all logs together.
 _MAX_FILE_BYTES, _MAX_LOG_BYTES = 4 << 20, 64 << 20
 # Files of a run, and of each of its starts.
-_RUN_FILES = (layout.SUMMARY, layout.ATTEMPTS, layout.RANKS, layout.METRICS, layout.EVALS)
+_RUN_FILES = (
+    *(layout.SUMMARY, layout.ATTEMPTS, layout.RANKS, layout.METRICS, layout.EVALS),
+    layout.SLURM,
+)
 _START_FILES = (layout.SUMMARY, layout.COMMAND)
 # The annotation in which kubectl repeats the whole object as JSON.
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -127,7 +130,7 @@ def _list_run_files(run: Run) -> Iterator[tuple[str, str]]:
         text = data.decode(errors="replace")
         if name.endswith(layout.JOB):
             text = _hide_environment(text)
-        elif name.endswith(layout.COMMAND):
+        elif name.endswith((layout.COMMAND, layout.SLURM)):
             text = _hide_words_in_json(text)
         yield name, text
 
@@ -139,8 +142,11 @@ def _list_words(view: JobView) -> list[str]:
         words += view.snapshot.submitted_words
     elif isinstance(view, RunView):
         folder = RunFolder(view.run.folder)
-        for row in start_rows(view.run.summary):
-            command = folder.read_json(layout.start_file(row.start, layout.COMMAND))
+        files = [
+            layout.start_file(row.start, layout.COMMAND) for row in start_rows(view.run.summary)
+        ]
+        for file in (*files, layout.SLURM):
+            command = folder.read_json(file)
             if isinstance(start_words := command.get("words"), list):
                 words += [word for word in start_words if isinstance(word, str)]
     # One may be the beginning of another.

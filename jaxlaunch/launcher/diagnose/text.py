@@ -55,6 +55,13 @@ class Command:
 
     words: tuple[str, ...]
     is_namespaced: bool = True
+    # The command that reads the output of this one.
+    reader: tuple[str, ...] = ()
+
+
+def _join_command(command: Command) -> str:
+    """Return a command as a person types it."""
+    return " | ".join(shlex.join(words) for words in (command.words, command.reader) if words)
 
 
 def launcher_command(*words: str, is_namespaced: bool = True) -> Command:
@@ -230,6 +237,10 @@ class Renderer(string.Formatter):
 
     def command_words(self, command: Command) -> list[str]:
         """Return the words of a command, with its placeholders replaced and the namespace added."""
+        command = self._fill_in(command)
+        return ["sh", "-c", _join_command(command)] if command.reader else list(command.words)
+
+    def _fill_in(self, command: Command) -> Command:
         if self._run_command is not None and command in (SUBMIT, SUBMIT_AGAIN):
             command = self._run_command
         words = list[str]()
@@ -240,7 +251,7 @@ class Renderer(string.Formatter):
             # `kubectl -n NAMESPACE get …`, but `launcher logs -n NAMESPACE …`.
             position = 1 if words[0] == "kubectl" else 2
             words[position:position] = ["-n", self._namespace]
-        return words
+        return dataclasses.replace(command, words=tuple(words))
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return a field as a string, in one of the formats that the module's docstring lists."""
@@ -255,7 +266,7 @@ class Renderer(string.Formatter):
             case HostGroup():
                 return self.render(value.describe())
             case Command():
-                return shlex.join(self.command_words(value))
+                return _join_command(self._fill_in(value))
             case str():
                 return value if self._has_full_messages else one_line(value)
             case list() | tuple():

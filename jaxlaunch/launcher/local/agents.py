@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxlaunch import atomic_file, contract, user_cache
 from jaxlaunch.launcher.agent import pack
@@ -29,6 +30,9 @@ from jaxlaunch.launcher.jobs.logs.lines import parse_line
 from jaxlaunch.launcher.local.held_output import HeldOutput
 from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import Lock
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.local.ssh import SshHosts
 
 PACKED_NAME = "agent-{}.pyz"
 # Other packed agents are removed, except for the most recent ones and those of the last day.
@@ -107,12 +111,21 @@ class Gang:
     """The agents of one generation of a job, as child processes, and their output."""
 
     def __init__(
-        self, environ: Mapping[str, str], job: JobSpec, generation: int, lock: Lock
+        self,
+        environ: Mapping[str, str],
+        job: JobSpec,
+        generation: int,
+        lock: Lock,
+        remote: SshHosts | None = None,
     ) -> None:
         self._selector = selectors.DefaultSelector()
         self._environ, self._job, self._lock = environ, job, lock
-        self._leader_address, self._generation = f"127.0.0.1:{choose_free_port()}", generation
-        self._packed_agent = pack_agent(lock.folder)
+        self._remote, self._generation = remote, generation
+        if remote is None:
+            self._leader_address = f"127.0.0.1:{choose_free_port()}"
+            self._packed_agent = pack_agent(lock.folder)
+        else:
+            self._leader_address = remote.choose_leader_address(lock.folder)
         # The number of open streams of each host's agent.
         self._open_streams = [0] * job.pod_count
         # The number of lost agents of each host.
@@ -128,9 +141,20 @@ class Gang:
             contract.GENERATION: str(self._generation),
             contract.POD_UID: str(uuid.uuid4()),
         }
-        agent = subprocess.Popen(
+        variables = {**self._environ, **variables}
+        if self._remote is None:
+            agent = self._start_here(variables)
+        else:
+            agent = self._remote.start_agent(host, variables, self._lock.folder, self._job.grace)
+        for stream in (agent.stdout, agent.stderr):
+            self._selector.register(stream, selectors.EVENT_READ, (host, LineSplitter(_MAX_LINE)))  # type: ignore[arg-type]
+        self._open_streams[host] = 2
+        return agent
+
+    def _start_here(self, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [sys.executable, "-I", str(self._packed_agent)],
-            env={**self._environ, **variables},
+            env=variables,
             # Nothing reads stdin. It is the lock's descriptor, so that the folder stays locked
             # while an agent lives. The agent's processes do not inherit it.
             stdin=self._lock.descriptor,
@@ -139,10 +163,6 @@ class Gang:
             # A Ctrl-C must reach the agents only through this process.
             start_new_session=True,
         )
-        for stream in (agent.stdout, agent.stderr):
-            self._selector.register(stream, selectors.EVENT_READ, (host, LineSplitter(_MAX_LINE)))  # type: ignore[arg-type]
-        self._open_streams[host] = 2
-        return agent
 
     def send_signal(self, number: int) -> None:
         """Signal every live agent, and stop replacing lost agents."""
@@ -191,39 +211,39 @@ class Gang:
 # --- leftover processes ---------------------------------------------------------------------------
 
 
-def kill_orphans(uid: str) -> int:
-    """Kill every process of this user that belongs to run `uid`, and return their number.
+def kill_orphans(value: str, variable: str = contract.UID) -> int:
+    """Kill the processes of this user with a value in their environment; return their number.
 
-    While an agent of the run lives, its processes are not orphans, and none is killed.
+    By default `value` is the uid of a run. While an agent has it, its processes are not orphans,
+    and none is killed.
     """
     killed_pids: set[int] = set()
+    entry = f"{variable}={value}".encode()
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    while uid and (pids := _find_processes(uid)) and time.monotonic() < deadline:
+    while value and (pids := find_processes(entry)) and time.monotonic() < deadline:
         if any(_AGENT_COMMAND.search(_read_proc(pid, "cmdline")) for pid in pids):
             break
         for pid in pids:
-            _kill_process(pid, uid)
+            _kill_process(pid, entry)
         # Processes that they have started in the meantime are found in the next pass.
         killed_pids |= pids
         time.sleep(POLL_S)
     return len(killed_pids)
 
 
-def _find_processes(uid: str) -> set[int]:
-    """Return the pids of processes with run `uid` in their environment, which no zombie has."""
-    names = [entry.name for entry in os.scandir(_PROC)] if _PROC.is_dir() else []
+def find_processes(entry: bytes) -> set[int]:
+    """Return the pids of processes with an entry in their environment, which no zombie has."""
+    names = [item.name for item in os.scandir(_PROC)] if _PROC.is_dir() else []
     pids = {int(name) for name in names if name.isdecimal()} - {os.getpid()}
-    return {pid for pid in pids if _belongs_to_run(pid, uid)}
+    return {pid for pid in pids if _has_entry(pid, entry)}
 
 
-def _belongs_to_run(pid: int, uid: str) -> bool:
+def _has_entry(pid: int, entry: bytes) -> bool:
     try:
         is_own_process = (_PROC / str(pid)).stat().st_uid == os.geteuid()
     except OSError:
         return False
-    return is_own_process and f"{contract.UID}={uid}".encode() in _read_proc(pid, "environ").split(
-        b"\0"
-    )
+    return is_own_process and entry in _read_proc(pid, "environ").split(b"\0")
 
 
 def _read_proc(pid: int, name: str) -> bytes:
@@ -234,13 +254,13 @@ def _read_proc(pid: int, name: str) -> bytes:
         return b""
 
 
-def _kill_process(pid: int, uid: str) -> None:
-    """Kill a process if it still belongs to the run, because its pid may have been reused."""
+def _kill_process(pid: int, entry: bytes) -> None:
+    """Kill a process if it still has the entry, because its pid may have been reused."""
     # The process may have ended.
     with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)
         try:
-            if _belongs_to_run(pid, uid):
+            if _has_entry(pid, entry):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         finally:
             os.close(process)

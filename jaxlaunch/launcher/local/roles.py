@@ -271,6 +271,9 @@ def _find_result(
 
 def _make_runs(file: JobFile, local: LocalRun) -> dict[str, _RoleRun]:
     """Return the runs of all roles by name. Raises UserError if one cannot run here."""
+    if local.remote is not None:
+        message = "--hosts: a job with roles (jobs:) runs on one machine or on a cluster."
+        raise UserError(message, "leave --hosts out, or `launcher submit`.")
     for name in _RESERVED_NAMES:
         if any(role.name == name for role in file.roles):
             message = f"jobs.{name}: a role cannot be called {name} here, where it is a folder."

@@ -17,9 +17,9 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob, Limit
@@ -40,6 +40,9 @@ from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import CHECKPOINTS, COMMAND, JOB, Lock
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts, start_rows
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.local.ssh import SshHosts
 
 # How long programs wait for a reader of their output that has stalled, if it is a pipe.
 _PIPE_PATIENCE_S = 10.0
@@ -74,6 +77,8 @@ class LocalRun:
     asked_at: float | None = None
     # Variables of all processes that the job does not set.
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Other machines that run the agents, one for each host.
+    remote: SshHosts | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +151,13 @@ def run_job(
     environ[contract.STARTED] = str(started_at)
     job_yaml = jobs.dump_job(paths.map_job(job))
     local_paths.check_folders(local.folder, local.volumes)
-    with hold_lock(local.folder) as lock, Signals(say, lock) as signals, attach(signals):
+    with (
+        hold_lock(local.folder) as lock,
+        Signals(say, lock) as signals,
+        attach(signals),
+        _prepare_hosts(job, paths, local) as host_variables,
+    ):
+        environ |= host_variables
         folder = RunFolder(local.folder, say)
         checkpoint_path = None if job.train is None else paths.map_train(job.train).checkpoint.path
         checkpoints: Path | None = None
@@ -165,7 +176,9 @@ def run_job(
             say(f"{mount} is {volume}")
         with run_context or contextlib.nullcontext():
             output = HeldOutput(show, hides_echoes=local.hides_echoes)
-            summary = run_generations(job, folder, checkpoints, environ, signals, lock, output, say)
+            summary = run_generations(
+                job, folder, checkpoints, environ, signals, lock, output, say, local.remote
+            )
         assert summary.verdict is not None, "a generation that ended has a verdict"
         if lock.is_gone:
             say(
@@ -185,20 +198,35 @@ def prepare_run(job: JobSpec, local: LocalRun) -> tuple[Paths, dict[str, str]]:
 
     Raises UserError if the job cannot run on this machine.
     """
-    if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
+    uses_devices = job.accelerator.platform != "cpu" and not local.simulate
+    if job.host_count > 1 and uses_devices and local.remote is None:
         raise UserError(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine "
             "is one host.",
-            hint="use CPU devices in their place with --simulate, or run one host with "
-            "hosts=1 slices=1.",
+            hint="name other machines with --hosts, use CPU devices in their place with "
+            "--simulate, or run one host with hosts=1 slices=1.",
         )
     if job.train is not None:
         trainer_process.require_trainer("train:")
-    _require_memory(job)
+    if local.remote is None:
+        _require_memory(job)
     local_paths.check_utf8_names(local.folder, local.base, local.volumes)
     paths = local_paths.map_paths(job, local.base, local.folder, local.volumes)
     local_paths.check_program(job, paths)
     return paths, make_agent_environ(job, paths, local, uid=str(uuid.uuid4()))
+
+
+@contextlib.contextmanager
+def _prepare_hosts(job: JobSpec, paths: Paths, local: LocalRun) -> Iterator[Mapping[str, str]]:
+    """Check the machines of a run, and yield the variables that only other machines need."""
+    if local.remote is None:
+        yield {}
+        return
+    for volume in paths.mounts.values():
+        volume.mkdir(parents=True, exist_ok=True)
+    local.remote.check_hosts(job, local.folder, [local.base, *paths.mounts.values()])
+    with local.remote.make_key(local.folder) as variables:
+        yield variables
 
 
 def _require_memory(job: JobSpec) -> None:
@@ -218,7 +246,8 @@ def _require_memory(job: JobSpec) -> None:
 
 def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[str, str]:
     """Return the variables that all agents share. Raises UserError for a missing secret."""
-    # `python` in a command is this interpreter, even if its environment is not activated.
+    # `python` in a command is this interpreter, even if its environment is not activated. Other
+    # machines have an environment of their own.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     missing = [name for name in job.secrets if name not in os.environ]
     if missing:
@@ -231,8 +260,11 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
         contract.PARENT: str(os.getpid()),
         contract.OUTPUT_PATIENCE: str(_patience_s(sys.stdout)),
     }
+    own_variables = {**os.environ, "PATH": path}
+    if local.remote is not None:
+        own_variables = {name: os.environ[name] for name in job.secrets}
     job_environ = job_variables(job, paths, local)
-    return {**os.environ, "PATH": path, **local.variables, **job_environ, **variables}
+    return {**own_variables, **local.variables, **job_environ, **variables}
 
 
 def job_variables(job: JobSpec, paths: Paths, local: LocalRun) -> dict[str, str]:
@@ -344,11 +376,12 @@ def run_generations(
     lock: Lock,
     output: HeldOutput,
     say: Callable[[str], None],
+    remote: SshHosts | None = None,
 ) -> Summary:
     """Start generations of agents, as JobSet would, until one of them ends the run."""
     generation = charged_restarts = 0
     while True:
-        signals.gang = gang = Gang(environ, job, generation, lock)
+        signals.gang = gang = Gang(environ, job, generation, lock, remote)
         if signals.count:
             # The signal came while the agents were started.
             gang.send_signal(signal.SIGINT if signals.is_interrupt else signal.SIGTERM)

@@ -65,7 +65,9 @@ def explain_run(run: Run, live: LiveStatus | None) -> Explanation:
 def _run_command(run: Run) -> Command:
     """Return the command that continues a run from the working folder."""
     command, folder = dict[str, Any](), run_folders.job_folder(run.folder)
-    if (start := run.newest_start) is not None:
+    if (job := run.slurm_job) is not None:
+        command = {"folder": job.folder, "words": list(job.words)}
+    elif (start := run.newest_start) is not None:
         path = layout.start_file(start.start, layout.COMMAND)
         command = RunFolder(run.folder).read_json(path)
     words = command.get("words")
@@ -78,6 +80,8 @@ def _run_command(run: Run) -> Command:
             position = words.index("--run-dir")
             del words[position : position + 2]
         words += ["--run-dir", str(folder)]
+    if job is not None:
+        return Command(("launcher", "render", "--slurm", *words), False, reader=("sbatch",))
     return launcher_command("run", *words, is_namespaced=False)
 
 
@@ -130,6 +134,10 @@ def _explain_progress(run: Run, status: JobStatus, live: LiveStatus | None) -> A
         return Answer("starting", headline, next_step=advise_wait())
     template = "attempt {end.attempt}: {end.cause}: {end.verdict.message}"
     ends = [Text(template, end=end) for end in run.attempt_records[-_MAX_SHOWN_ENDS:]]
+    if run.is_requeued and (job := run.slurm_job) is not None:
+        next_step = advise_run(command=Command(("squeue", f"--jobs={job.id}"), is_namespaced=False))
+        headline = Text("waits until Slurm starts job {id} again", id=job.id)
+        return Answer("restarting", headline, tuple(ends), next_step)
     if status.state is State.RESTARTING:
         next_step = advise_run(command=launcher_command("logs", JOB_NAME))
         return Answer("restarting", Text("is between two attempts"), tuple(ends), next_step)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import KeyPath, UserError
+from jaxlaunch.launcher.local import slurm_job
+from jaxlaunch.launcher.local.slurm_job import SlurmJob
 from jaxlaunch.launcher.wording import os_error_reason
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.records import codec
@@ -119,6 +121,19 @@ class Run:
         """The runs of the roles that have started, by the name of the role."""
         folders = [self.folder / name for name in self.role_table.names] if self.role_table else ()
         return {folder.name: open_run(folder) for folder in folders if is_run(folder)}
+
+    @functools.cached_property
+    def slurm_job(self) -> SlurmJob | None:
+        """The Slurm job of the newest start, or None if Slurm does not run it."""
+        start = self.newest_start
+        uid = None if start is None else start.uid
+        return slurm_job.read_job(RunFolder(self.folder), uid)
+
+    @functools.cached_property
+    def is_requeued(self) -> bool:
+        """Whether no process runs it, and Slurm will start it again."""
+        job = None if self.holder is not None else self.slurm_job
+        return job is not None and job.is_queued()
 
     @functools.cached_property
     def attempt_records(self) -> list[AttemptRecord]:

@@ -9,6 +9,7 @@ if it ends the job itself, because the job was cancelled or preempted.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shlex
 import sys
@@ -51,8 +52,16 @@ key=$run/.slurm-$SLURM_JOB_ID.key
 export PATH=${{python%/*}}:$PATH
 {variables}
 leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head --lines 1)
-export {leader}=$leader:$((20000 + SLURM_JOB_ID % 10000)) {secret}=$key
+# Not among the ports from which agents of other jobs on this node choose.
+export {leader}=$leader:$((10000 + SLURM_JOB_ID % 10000)) {secret}=$key
 export {uid}=$SLURM_CLUSTER_NAME-$SLURM_JOB_ID {generation}=${{SLURM_RESTART_COUNT:-0}}
+
+# `launcher status` and `explain` read this file.
+record_job() {{
+  printf '{{"id": "%s", "uid": "%s", "is_requeued": %s, %s}}\n' \
+    "$SLURM_JOB_ID" "${uid}" "$1" {command} >"$run/{slurm}"
+}}
+record_job false
 
 # The hosts that remain after a failure decide on the result, so no other task may be killed.
 srun --kill-on-bad-exit=0 --wait=0 --mpi=none --cpu-bind=none \
@@ -60,6 +69,7 @@ srun --kill-on-bad-exit=0 --wait=0 --mpi=none --cpu-bind=none \
   export {index}=$((SLURM_NODEID % {hosts})) {slice}=$((SLURM_NODEID / {hosts}))
   exec "$@"' sh "$python" {agent}
 code=$?
+rm -f "$key"
 # The code of a killed agent hides the one on which the others agreed.
 if [ "$code" -gt {signal} ]; then
   code=$("$python" -c 'import json, sys
@@ -77,8 +87,9 @@ case $code in
     [ "$(wc --lines <"$run/.slurm-$SLURM_JOB_ID.restarts")" -le {crash_limit} ] || exit "$code"
     ;;
 esac
+record_job true
 # The requeue kills this shell.
-scontrol requeue "$SLURM_JOB_ID" && sleep 300
+if scontrol requeue "$SLURM_JOB_ID"; then sleep 300; else record_job false; fi
 exit "$code"
 """
 _SECRETS = """\
@@ -118,6 +129,8 @@ def render_script(job: JobSpec, local: LocalRun) -> str:
         hosts=job.pods,
         agent=shlex.join(isolated.inline_arguments("jaxlaunch.launcher.agent")),
         summary=layout.SUMMARY,
+        slurm=layout.SLURM,
+        command=shlex.quote(json.dumps({"folder": str(Path.cwd()), "words": local.words})[1:-1]),
         signal=contract.FIRST_SIGNAL_CODE,
         final="|".join(map(str, final)),
         uncharged="|".join(map(str, exit_codes(Action.RESTART_UNCHARGED))),

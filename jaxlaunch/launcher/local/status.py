@@ -140,6 +140,8 @@ def _run_state(run: Run) -> State:
         if summary.verdict is not None:
             return State.RESTARTING
         return State.RUNNING if summary.of is not None else State.GATHERING
+    if run.is_requeued:
+        return State.RESTARTING
     verdict = run_verdict(run)
     code = contract.LOST if verdict is None else verdict.code
     if contract.outcome_for_code(code).is_stop:

@@ -101,6 +101,7 @@ def test_bundle_of_run_explains_and_hides_secrets(
         command = {"folder": str(tmp_path), "words": words}
         (folder / "starts" / str(start)).mkdir(exist_ok=True)
         (folder / "starts" / str(start) / "command.json").write_text(json.dumps(command))
+    (folder / "slurm.json").write_text(json.dumps(command))
     told = call("explain", "runs/lm")
     assert call("bundle", "runs/lm").out == "lm.bundle.tar.gz\n"
     assert "canary31x" in told.out
@@ -115,8 +116,9 @@ def test_bundle_of_run_explains_and_hides_secrets(
     whole = "".join(files.values())
     planted = [secret for secret, _ in SECRETS] + ["canary25 of", "canary26x", "canary27x"]
     planted += ["canary31x", "canary32x"]
-    words = json.loads(files["starts/1/command.json"])["words"]
-    assert words == ["job.yaml", "hosts=2", "env.PASSPHRASE=…", "env=…"]
+    for name in ("starts/1/command.json", "slurm.json"):
+        words = json.loads(files[name])["words"]
+        assert words == ["job.yaml", "hosts=2", "env.PASSPHRASE=…", "env=…"]
     assert [secret for secret in planted if secret in whole] == []
 
 

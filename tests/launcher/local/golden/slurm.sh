@@ -68,8 +68,16 @@ export JAXLAUNCH_RUN_DIR=/home/me/job/runs/first
 export JAXLAUNCH_SLICES=2
 export JAXLAUNCH_TAKE_OVER=0
 leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head --lines 1)
-export JAXLAUNCH_LEADER=$leader:$((20000 + SLURM_JOB_ID % 10000)) JAXLAUNCH_GANG_SECRET=$key
+# Not among the ports from which agents of other jobs on this node choose.
+export JAXLAUNCH_LEADER=$leader:$((10000 + SLURM_JOB_ID % 10000)) JAXLAUNCH_GANG_SECRET=$key
 export JAXLAUNCH_UID=$SLURM_CLUSTER_NAME-$SLURM_JOB_ID JAXLAUNCH_GENERATION=${SLURM_RESTART_COUNT:-0}
+
+# `launcher status` and `explain` read this file.
+record_job() {
+  printf '{"id": "%s", "uid": "%s", "is_requeued": %s, %s}\n' \
+    "$SLURM_JOB_ID" "$JAXLAUNCH_UID" "$1" '"folder": "/home/me/job", "words": ["it'"'"'s.yaml", "hosts=1"]' >"$run/slurm.json"
+}
+record_job false
 
 # The hosts that remain after a failure decide on the result, so no other task may be killed.
 srun --kill-on-bad-exit=0 --wait=0 --mpi=none --cpu-bind=none \
@@ -77,6 +85,7 @@ srun --kill-on-bad-exit=0 --wait=0 --mpi=none --cpu-bind=none \
   export JOB_COMPLETION_INDEX=$((SLURM_NODEID % 2)) JAXLAUNCH_SLICE=$((SLURM_NODEID / 2))
   exec "$@"' sh "$python" -I -c 'import os, runpy, sys; sys.path += filter(None, os.environ.get('"'"'PYTHONPATH'"'"', '"'"''"'"').split(os.pathsep)); runpy.run_module('"'"'jaxlaunch.launcher.agent'"'"', run_name='"'"'__main__'"'"', alter_sys=True)'
 code=$?
+rm -f "$key"
 # The code of a killed agent hides the one on which the others agreed.
 if [ "$code" -gt 128 ]; then
   code=$("$python" -c 'import json, sys
@@ -94,6 +103,7 @@ case $code in
     [ "$(wc --lines <"$run/.slurm-$SLURM_JOB_ID.restarts")" -le 1 ] || exit "$code"
     ;;
 esac
+record_job true
 # The requeue kills this shell.
-scontrol requeue "$SLURM_JOB_ID" && sleep 300
+if scontrol requeue "$SLURM_JOB_ID"; then sleep 300; else record_job false; fi
 exit "$code"

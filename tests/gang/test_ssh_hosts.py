@@ -1,0 +1,165 @@
+"""Failure jobs on two ssh hosts, each an sshd with a PID namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.io.link import choose_free_port
+from jaxlaunch.launcher.local import agents
+from tests import needs
+from tests.gang.agents import child_pids, poll_until
+from tests.gang.failure_jobs import CODES, PROGRAM, read_verdict, write_job
+from tests.gang.runs import LAUNCHER
+
+pytestmark = pytest.mark.extended
+SSHD_CONFIG = """\
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/key.pub
+PermitRootLogin yes
+StrictModes no
+UsePAM no
+PidFile none
+"""
+SSH_CONFIG = """\
+Host {host}
+  HostName 127.0.0.1
+  Port {port}
+"""
+# The lines for all hosts.
+SSH_DEFAULTS = """\
+Host *
+  User root
+  IdentityFile {folder}/key
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile {folder}/known_hosts
+"""
+SSHD = """\
+mount -t tmpfs tmpfs /run
+mkdir /run/sshd
+exec {sshd} -D -e -f {config}
+"""
+
+
+class SshHosts:
+    """Two hosts, a and b, and an `ssh` that knows them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.daemons = folder, dict[str, subprocess.Popen[bytes]]()
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", folder / "key"], check=True)
+        config = ""
+        for host in "ab":
+            port = choose_free_port()
+            config += SSH_CONFIG.format(host=host, port=port)
+            (folder / f"sshd-{host}").write_text(SSHD_CONFIG.format(folder=folder, port=port))
+            self.start_host(host)
+        (folder / "config").write_text(config + SSH_DEFAULTS.format(folder=folder))
+        wrapper = folder / "bin" / "ssh"
+        wrapper.parent.mkdir()
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+        wrapper.chmod(0o755)
+        self.environ = {**os.environ, "PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
+
+    def start_host(self, host: str) -> None:
+        script = SSHD.format(sshd=shutil.which("sshd"), config=self.folder / f"sshd-{host}")
+        namespaces = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        with (self.folder / f"{host}.log").open("w") as log:
+            self.daemons[host] = subprocess.Popen(
+                ["unshare", *namespaces, "sh", "-c", script], stdout=log, stderr=log
+            )
+
+    def stop_host(self, host: str) -> None:
+        """End a host with everything that runs on it."""
+        self.daemons[host].kill()
+        self.daemons[host].wait()
+
+    def can_connect(self) -> bool:
+        commands = [("ssh", host, "true") for host in "ab"]
+        answers = [subprocess.run(command, env=self.environ) for command in commands]
+        return all(answer.returncode == 0 for answer in answers)
+
+    def start_run(self, kind: str, hosts: str = "a,b") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*LAUNCHER, "run", write_job(self.folder, kind), "--hosts", hosts],
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_ranks(self, kind: str) -> None:
+        assert poll_until(lambda: len(list(self.folder.glob(f"{kind}-1-*"))) == 2)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[SshHosts]:
+    for tool, package in (("sshd", "server"), ("ssh", "client"), ("ssh-keygen", "client")):
+        needs.tool(tool, package=f"openssh-{package}")
+    needs.tool("unshare", package="util-linux")
+    if os.geteuid() != 0:
+        needs.absent("sshd needs root")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ssh_hosts = SshHosts(tmp_path)
+    try:
+        assert poll_until(ssh_hosts.can_connect)
+        yield ssh_hosts
+    finally:
+        for host in ssh_hosts.daemons:
+            ssh_hosts.stop_host(host)
+
+
+def has_processes(run_folder: Path) -> bool:
+    return bool(agents.find_processes(f"{contract.RUN_DIR}={run_folder}".encode()))
+
+
+def test_jobs_end_as_on_one_machine(hosts: SshHosts) -> None:
+    waiting = ("stop", "cut", "host")
+    kinds = ("done", "raise", "kill", "lose", "exit", "again")
+    runs = {kind: hosts.start_run(kind) for kind in (*kinds, *waiting)}
+    run_folders = {kind: hosts.folder / "runs" / kind for kind in runs}
+    for kind in waiting:
+        hosts.wait_for_ranks(kind)
+    runs["stop"].send_signal(signal.SIGINT)
+    # The connection to b breaks.
+    (connection,) = (
+        pid
+        for pid in child_pids(runs["cut"].pid)
+        if b"\0--\0b\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(connection, signal.SIGKILL)
+    for kind in runs:
+        if kind != "host":
+            runs[kind].communicate()
+    hosts.stop_host("b")
+    runs["host"].communicate()
+
+    codes = {kind: CODES[kind] for kind in kinds} | {"stop": 80, "cut": 80, "host": 81}
+    assert {kind: run.returncode for kind, run in runs.items()} == codes
+    ranks = {**dict.fromkeys(runs, 1), "done": None, "again": None, "stop": None, "cut": None}
+    assert {kind: read_verdict(folder)[1] for kind, folder in run_folders.items()} == ranks
+    assert read_verdict(run_folders["stop"])[0] == contract.INTERRUPTED
+    assert read_verdict(run_folders["host"])[0] == "lost"
+    for folder in run_folders.values():
+        assert poll_until(lambda: not has_processes(folder)), folder  # noqa: B023
+        assert not list(folder.glob(".ssh*"))
+
+
+def test_unreachable_host_is_refused(hosts: SshHosts) -> None:
+    hosts.stop_host("b")
+    run = hosts.start_run("done")
+    _, errors = run.communicate()
+    assert run.returncode == 2
+    assert "--hosts: ssh to b ended with exit code 255" in errors
+    assert "`ssh -o BatchMode=yes b true` must work" in errors
+    assert not list((hosts.folder / "runs" / "done").glob(".ssh*"))
