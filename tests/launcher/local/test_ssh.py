@@ -86,7 +86,7 @@ def test_number_of_hosts_is_that_of_the_job(check_hosts: Any) -> None:
 
 def test_job_with_roles_is_refused(tmp_path: Path) -> None:
     job_file = tmp_path / "job.yaml"
-    roles = "a: {command: [python, x.py]}, b: {command: [python, y.py]}"
+    roles = "a: {ends: true, command: [python, x.py]}, b: {command: [python, y.py]}"
     job_file.write_text(f"name: x\naccelerator: {{type: cpu}}\njobs: {{{roles}}}\n")
     file = jobs.read_job(job_file, may_have_roles=True)
     local = LocalRun(tmp_path / "run", tmp_path, remote=SshHosts(["a", "b"]))
