@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.client import bundle
+from jaxlaunch.launcher.client.job_view import ClusterView
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.errors import ClusterError
 from jaxlaunch.launcher.job import credentials
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS
@@ -19,6 +21,7 @@ from jaxlaunch.launcher.local import logs as local_logs
 from jaxlaunch.runs import layout
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
+from tests.launcher.diagnose.explain.test_explanation import CASES
 from tests.launcher.invoke import CommandResult, launcher
 from tests.launcher.report import made_runs
 
@@ -145,6 +148,30 @@ def test_bundle_of_job_explains_and_hides_secrets(
     whole = "".join(files.values())
     assert "registry.example/train:1" in whole and "node" in whole
     assert [number for number in range(28, 34) if f"canary{number}x" in whole] == []
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        "done with steps",
+        "failed with a verdict",
+        "killed for memory, one process",
+        "stopped",
+        "quota",
+        "a policy",
+        "tainted",
+        "an unbound claim",
+        "no right to the image",
+        "hosts are missing",
+        "a crash loop",
+        "a node is lost",
+    ],
+)
+def test_bundle_explains_as_its_source(tmp_path: Path, situation: str) -> None:
+    job, _ = CASES[situation]
+    path = tmp_path / "job.tar.gz"
+    bundle.write_bundle(ClusterView(job), [], path)
+    assert bundle.read_explanation(path) == explain_job(job)
 
 
 @pytest.mark.parametrize(
