@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobFile
@@ -13,6 +15,7 @@ from jaxlaunch.launcher.local import agents, roles
 from jaxlaunch.launcher.local.roles import RoleBoard
 from jaxlaunch.launcher.local.run import LocalRun
 from jaxlaunch.runs import layout
+from tests.launcher.invoke import CommandResult, launcher
 
 JOB = """
 name: t
@@ -111,15 +114,78 @@ def test_errors_of_any_role_leave_no_run_folder(
     assert not (tmp_path / "run").exists()
 
 
+def replace_agents(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Replace the agents of all roles by a program."""
+    agent = folder / "agent.py"
+    agent.write_text(program)
+    monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
+
+
 def test_role_that_cannot_start_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = tmp_path / "agent.py"
-    agent.write_text("import signal; signal.pause()")
-    monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
+    replace_agents(tmp_path, monkeypatch, "import signal; signal.pause()")
     with layout.hold_lock(tmp_path / "run" / "evaluator"):
         file = read_roles(folder=tmp_path)
         local = LocalRun(tmp_path / "run", tmp_path)
         with pytest.raises(UserError, match="evaluator is in use by the run with pid"):
             roles.run_roles(file, local, lambda line: None, lambda message: None)
     assert not any(layout.find_holder(tmp_path / "run" / name) for name in ("", "sampler"))
+
+
+# The trainer ends after the others, of which it would otherwise stop those that still run.
+LAST_TRAINER = """
+import json, os, pathlib, sys, time
+role, job = os.environ["JAXLAUNCH_ROLE"], pathlib.Path(os.environ["JAXLAUNCH_RUN_DIR"]).parent
+def has_ended(name):
+    try:
+        return json.loads((job / name / "summary.json").read_text())["verdict"] is not None
+    except FileNotFoundError:
+        return False
+while role == "trainer" and not (has_ended("sampler") and has_ended("evaluator")):
+    time.sleep(0.01)
+sys.exit(70 if role == "evaluator" else 0)
+"""
+
+
+def test_commands_show_a_job_and_its_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace_agents(tmp_path, monkeypatch, LAST_TRAINER)
+    monkeypatch.chdir(tmp_path)
+    end = roles.run_roles(
+        read_roles(folder=tmp_path),
+        LocalRun(tmp_path / "runs" / "t", tmp_path),
+        lambda line: None,
+        lambda message: None,
+    )
+    assert (end.code, end.role) == (contract.DONE, "trainer")
+    for name in ("trainer", "sampler"):
+        log = layout.log_path(layout.start_folder(tmp_path / "runs" / "t" / name, 1), 0)
+        log.parent.mkdir()
+        log.write_text(f"{name} up\n")
+
+    def run_command(*words: str) -> CommandResult:
+        return launcher(capsys, monkeypatch, *words)
+
+    assert run_command("logs", "runs/t").out == "[sampler 0] sampler up\n[trainer 0] trainer up\n"
+    role_log = run_command("logs", "runs/t", "--role", "sampler", "-o", "json")
+    assert json.loads(role_log.out) | {"text": "sampler up", "role": "sampler"} == json.loads(
+        role_log.out
+    )
+    unknown = run_command("logs", "runs/t", "--role", "other")
+    assert unknown.code == 2 and "its roles: " in unknown.err
+    status = json.loads(run_command("status", "runs/t", "-o", "json").out)
+    states = {name: role["state"] for name, role in status["roles"].items()}
+    assert states == {"trainer": "Done", "sampler": "Done", "evaluator": "Failed"}
+    table = run_command("status", "runs/t").out
+    assert "t: Done, by role trainer" in table and "\nevaluator   Failed" in table
+    assert "role evaluator failed" in run_command("explain", "runs/t").out
+    assert "sampler is done" in run_command("explain", "runs/t/sampler").out
+    assert run_command("list").out.splitlines()[1].split()[:3] == ["t", "Done", "3"]
+    assert "is a role of t" in run_command("stop", "runs/t/sampler").err
+    assert run_command("report", "runs/t").code == 0
+    assert "role evaluator" in (tmp_path / "t.html").read_text()
+    assert run_command("delete", "runs/t", "--yes").code == 0 and not list(
+        (tmp_path / "runs").iterdir()
+    )
