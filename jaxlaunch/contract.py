@@ -498,6 +498,8 @@ class AgentJob:
     independent: bool = False
     # For the whole job with all of its restarts. None for no limit.
     deadline_s: float | None = None
+    # How long the pods of a job that failed for good stay for a look. None for no such time.
+    hold_s: float | None = None
     # 0 for any free port.
     metrics_port: int = 0
     workdir: str | None = None
@@ -524,7 +526,7 @@ class AgentJob:
         fields = {
             name: value
             for name, value in dataclasses.asdict(self).items()
-            if name not in ("sizes", "requeue_codes", "independent") or value
+            if name not in ("sizes", "requeue_codes", "independent", "hold_s") or value
         }
         return json.dumps(fields, sort_keys=True)
 

@@ -20,8 +20,8 @@ beat     The state of the gang: `stage` (of STAGES), `members` (hosts that hold 
          `counts` (the number of ranks by phase), `committed`, `committed_at` (absent if it was
          before these pods), `seconds` and `restarts` (by cause), `restart` (seconds by cause until
          the first step of this attempt), `preempted` (preemptions in a row without a newly
-         committed step; absent if not known), `overdue` (the timeout that passed) and `metrics`
-         (the newest of rank 0).
+         committed step; absent if not known), `overdue` (the timeout that passed),
+         `held_until` (the end of `hold_on_failure`) and `metrics` (the newest of rank 0).
 verdict  The end of an attempt: `verdict` (jaxlaunch/records/verdict), `step`, `committed`, and
          `memory` (of the rank that ended it). If another attempt follows in these pods, the next
          beat has its number.
@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -50,7 +51,7 @@ from jaxlaunch.records.summary import RankMemory
 from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
-STAGES = ("gather", "run", "kill", "leave")
+STAGES = ("gather", "run", "kill", "hold", "leave")
 # The largest number of hosts or ranks that a beat lists.
 MAX_LISTED = 16
 
@@ -151,6 +152,7 @@ class BeatLine(TimedNumbers, _Line):
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     preempted: NonNegativeInt | None = None
     overdue: str | None = None
+    held_until: UnixTime | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,6 +197,11 @@ def parse_line(text: str) -> Line | None:
 def is_for_programs(text: str) -> bool:
     """Return whether a log line is a line for programs, even if it is truncated or invalid."""
     return any(text.startswith(f"{PREFIX}{kind} ") for kind in KINDS)
+
+
+def format_clock(at: float) -> str:
+    """Return a Unix time such as "14:05 UTC"."""
+    return time.strftime("%H:%M UTC", time.gmtime(at))
 
 
 def _dump_compact(value: Mapping[str, Any]) -> str:

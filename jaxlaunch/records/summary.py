@@ -22,7 +22,7 @@ from jaxlaunch.records.verdict import FailureKind, Verdict
 
 # Fields of a summary and of its `of` that a table of runs does not show.
 _LONG_FIELDS = {"notes", "stacks", "nccl", "memory"} | {"made_of", "restart"}
-_OMITTED_IF_EMPTY = {"stacks", "nccl", "starts", "steps", "memory"}
+_OMITTED_IF_EMPTY = {"stacks", "nccl", "starts", "steps", "memory", "held_until"}
 # The message of a refused start is cut to this length.
 MAX_REFUSAL_CHARS = 1_000
 # Fields of `of` that are omitted after the end of the attempt, when its AttemptRecord has them.
@@ -233,6 +233,8 @@ class Summary(TimedNumbers):
     nccl: str = ""
     # The memory of the largest rank on each of the fullest hosts, in the newest attempt.
     memory: Sequence[RankMemory] = ()
+    # Unix time until which the agents of a failed run stay for a look.
+    held_until: UnixTime | None = None
 
     @property
     def status(self) -> str:

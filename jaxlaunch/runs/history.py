@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.contract import AgentJob, Limit
+from jaxlaunch.contract import Action, AgentJob, Limit
 from jaxlaunch.records.summary import AttemptRecord, RestartRow
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for
 
@@ -394,6 +394,19 @@ def charged_generations(records: Sequence[AttemptRecord], generation: int) -> in
     last_codes = {record.generation: record.verdict.code for record in records}
     last_codes.pop(generation, None)
     return sum(_charged_to(code) is Limit.CRASH for code in last_codes.values())
+
+
+def fails_job(
+    verdict: Verdict, records: Sequence[AttemptRecord], generation: int, crash_limit: int
+) -> bool:
+    """Return whether a verdict ends the job as failed, because no new pods will follow.
+
+    Without a run folder, earlier sets of pods are not known and are not counted.
+    """
+    outcome = contract.outcome_for_code(verdict.code)
+    if outcome.charged_to is Limit.CRASH:
+        return charged_generations(records, generation) >= crash_limit
+    return outcome.action is Action.FAIL
 
 
 def metric_counters(

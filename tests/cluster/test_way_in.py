@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
+import re
 import select
 import signal
 import socket
@@ -25,7 +27,7 @@ import yaml
 from jaxlaunch.launcher.job.defaults import Defaults
 from tests.cluster import command, preparations
 from tests.cluster.access import Access
-from tests.cluster.gangs import ROOT, Gang, Workspace, make_workspace
+from tests.cluster.gangs import ROOT, Gang, Workspace, make_workspace, wait_for
 
 # Serves the folder /tmp/served, whose file names the rank.
 PROGRAM = """
@@ -52,6 +54,13 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.exit(9)
+"""
+FAILS = """
+import os, time
+open("/tmp/left", "w").write(os.environ["JAX_PROCESS_ID"])
+if os.environ["JAX_PROCESS_ID"] == "1":
+    raise ValueError("no such batch")
+time.sleep(600)
 """
 LIMIT_S = 240
 SIZE_BYTES, CUT_BYTES = 20 * 1024 * 1024, 6 * 1024 * 1024
@@ -307,6 +316,68 @@ def test_copy_continues_after_a_cut(workspace: Workspace, gang: Gang, tmp_path: 
 
 def hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# --- after a failure ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def held_gangs(workspace: Workspace) -> list[Gang]:
+    """Return two jobs that have failed, and whose pods stay for a look."""
+    gangs = [
+        workspace.start(
+            name,
+            Defaults(),
+            hosts=2,
+            command=["python", "-c", FAILS],
+            restarts={"crash": 0, "in_place": 0},
+            hold_on_failure="1h",
+            workdir="/tmp",
+            resources={"cpu": "50m", "memory": "256Mi"},
+            grace="6s",
+        )
+        for name in ("held", "released")
+    ]
+    for gang in gangs:
+        gang.wait_for_line("held until ")
+    return gangs
+
+
+def test_failed_job_is_held_for_a_look(
+    workspace: Workspace, held_gangs: list[Gang], tmp_path: Path
+) -> None:
+    status = json.loads(run(workspace, "status", "held", "-o", "json").stdout)
+    assert (status["state"], status["verdict"]["code"]) == ("Held", 83)
+    explained = run(workspace, "explain", "held").stdout
+    assert re.search(
+        "^held failed: crash .* no such batch; it is held until .* UTC$", explained, re.M
+    )
+    show = "echo rank $JAX_PROCESS_ID of $JAX_NUM_PROCESSES in $PWD: $(cat left)"
+    words = ("exec", "held", "--rank", "1", "--", "sh", "-c", show)
+    # Host 1 learns of the hold after host 0 has logged it.
+    wait_for(
+        "the environment of rank 1",
+        lambda: run(workspace, *words).stdout == "rank 1 of 2 in /tmp: 1\n",
+    )
+    copied = run(workspace, "copy", "held:left", str(tmp_path / "left"), "--rank", "1")
+    assert copied.stdout == "copied 1 file, 1 B\n", copied.stderr
+    terminal = Terminal(workspace, "shell", "held", "--rank", "1")
+    terminal.wait_for("$ ")
+    terminal.type("exit 5\n")
+    assert terminal.wait_for_end() == 5
+    stopped = run(workspace, "stop", "held")
+    assert "no such batch" in stopped.stdout + stopped.stderr
+    status = json.loads(run(workspace, "status", "held", "-o", "json").stdout)
+    assert status["state"] == "Stopped"
+
+
+def test_released_job_fails_with_its_code(workspace: Workspace, held_gangs: list[Gang]) -> None:
+    release = "import os, signal; os.kill(1, signal.SIGTERM)"
+    # The pod may end before the exit code of this command arrives.
+    run(workspace, "exec", "released", "--rank", "1", "--", "python", "-c", release)
+    assert held_gangs[1].wait_for_end() == "Failed"
+    status = json.loads(run(workspace, "status", "released", "-o", "json").stdout)
+    assert (status["state"], status["code"]) == ("Failed", 83)
 
 
 # --- rights ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import Requeue
+from jaxlaunch.launcher.jobs.exec import enter_rank
 from tests.gang.agents import Gang, child_pids, make_job, run_gang, run_program, write_program
 
 CRASH_TWICE = """
@@ -68,6 +69,40 @@ def test_restart_is_counted_while_the_next_attempt_runs(tmp_path: Path) -> None:
         gang.release("go")
         assert gang.wait() == [0]
     assert gang.summary["restarts"] == {"crash": 1}
+
+
+FAIL_RANK_1 = """
+mark("up")
+if RANK == 1:
+    os._exit(3 + ATTEMPT)
+time.sleep(3600)
+"""
+
+
+def test_only_the_last_attempt_is_held_and_a_signal_ends_it(tmp_path: Path) -> None:
+    job = make_job(write_program(tmp_path, FAIL_RANK_1), crash_limit=1, hold_s=3600.0)
+    first, codes = run_gang(tmp_path, job, 2)
+    assert codes == [83, 83] and "held" not in first.stderr
+    with Gang(tmp_path, job, 2, generation=1) as gang:
+        gang.start().wait_until("the hold", lambda: "held until" in gang.stderr)
+        assert (gang.verdict["code"], gang.summary["status"]) == (83, "failed")
+        assert gang.summary["held_until"] > gang.summary["of"]["at"] + 3000
+
+        def find_places() -> list[int]:
+            return [
+                rank for rank in (0, 1) if enter_rank.find_rank(rank, {"MARKS": str(gang.marks)})
+            ]
+
+        gang.wait_until("a place of each rank", lambda: find_places() == [0, 1])
+        gang.signal(1)
+        assert gang.wait() == [83, 83]
+        assert find_places() == []
+    assert len(gang.attempts) == 2 and gang.verdict["code"] == 83
+
+
+def test_hold_ends_by_itself(tmp_path: Path) -> None:
+    gang, codes = run_program(tmp_path, "sys.exit(3)", crash_limit=0, hold_s=0.05)
+    assert codes == [83] and "held until" in gang.stderr
 
 
 def test_permanent_fault_is_not_retried(tmp_path: Path) -> None:

@@ -118,6 +118,27 @@ def test_running_job_is_shown_and_two_stops_do_not_kill_it(
     assert re.search(r"`launcher run \S*job.yaml .*` resumes it from step", explained), explained
 
 
+def test_failed_run_is_held_until_a_stop(
+    tmp_path: Path, call_launcher: Callable[..., CommandResult]
+) -> None:
+    job = DOCUMENT | {
+        "command": ["python", "-c", "raise SystemExit(3)"],
+        "restarts": {"crash": 0, "in_place": 0},
+        "hold_on_failure": "1h",
+    }
+    with Running(tmp_path, job) as running:
+        running.wait_until("the hold", lambda: "held until" in running.read_output()[1])
+        status = json.loads(call_launcher("status", "./run", "-o", "json").out)
+        assert (status["state"], status["verdict"]["code"]) == ("Held", 83)
+        held = r"^run failed: crash .* it is held until \d\d:\d\d UTC$"
+        assert re.search(held, call_launcher("explain", "./run").out, re.MULTILINE)
+        assert "`launcher stop run` ends it" in call_launcher("status", "./run").out
+        call_launcher("stop", "./run")
+        assert running.wait().code == 83
+    status = json.loads(call_launcher("status", "./run", "-o", "json").out)
+    assert (status["state"], status["held_until"]) == ("Failed", None)
+
+
 def test_killed_run_is_not_running_if_its_pid_is_reused(
     tmp_path: Path, call_launcher: Callable[..., CommandResult]
 ) -> None:

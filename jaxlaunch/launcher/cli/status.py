@@ -18,6 +18,7 @@ from jaxlaunch.launcher.diagnose.explain.explanation import (
     describe_ranks,
     describe_restarts,
 )
+from jaxlaunch.launcher.diagnose.explain.failures import describe_hold
 from jaxlaunch.launcher.diagnose.text import Renderer
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.kubernetes.objects import format_age
@@ -86,6 +87,7 @@ def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
     ended = "" if status.lasted_s is None else f", ended after {format_age(status.lasted_s)}"
     rows = [
         ("why", view.reason),
+        ("held", Renderer(status.name, status.namespace).render(describe_hold(status))),
         *_list_numbers(status),
         ("as of", view.as_of),
         ("age", format_age(status.age_s) + ended),

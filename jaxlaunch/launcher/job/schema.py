@@ -636,6 +636,12 @@ class JobSpec(Block, validate_default=True):
         description="longest time that the job may take; then it saves and ends with exit code 77",
         json_schema_extra=Unset("no limit", "null:"),
     )
+    hold_on_failure: Duration | None = Field(
+        None,
+        description="how long the pods, or the run here, stay for a look after the last attempt "
+        "has failed; `launcher stop` ends it",
+        json_schema_extra=Unset("they end at once", "null:"),
+    )
     ttl: Duration | None = Field(
         "3d",
         validate_default=True,
@@ -888,6 +894,7 @@ class JobSpec(Block, validate_default=True):
             },
             grace_s=self.grace,
             deadline_s=self.deadline,
+            hold_s=self.hold_on_failure,
             metrics_port=metrics_port,
             workdir=workdir,
             search_paths=search_paths or {},

@@ -158,7 +158,9 @@ def end_generation(
     # The agents took the remaining seconds to end.
     clock["down"] += max(0.0, time.time() - started_at - sum(clock.values()))
     restarts = history.restarts_by_cause(records) if records else summary.restarts
-    summary = dataclasses.replace(summary, verdict=final, restarts=restarts, seconds=clock)
+    summary = dataclasses.replace(
+        summary, verdict=final, restarts=restarts, seconds=clock, held_until=None
+    )
     starts.write_summary(summary)
     return summary
 

@@ -132,6 +132,9 @@ def _explain_progress(run: Run, status: JobStatus, live: LiveStatus | None) -> A
     if status.state in (State.STARTING, State.GATHERING):
         headline = Text("is starting: its agents have not all connected")
         return Answer("starting", headline, next_step=advise_wait())
+    verdict = run_verdict(run)
+    if status.state is State.HELD and verdict is not None:
+        return failures.explain_held_verdict(verdict, status)
     template = "attempt {end.attempt}: {end.cause}: {end.verdict.message}"
     ends = [Text(template, end=end) for end in run.attempt_records[-_MAX_SHOWN_ENDS:]]
     if run.is_requeued and (job := run.slurm_job) is not None:

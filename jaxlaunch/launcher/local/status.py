@@ -19,6 +19,7 @@ from jaxlaunch.launcher.jobs.status.job_status import (
     Restarts,
     State,
     add_roles,
+    format_hold_end,
 )
 from jaxlaunch.launcher.local.run_folders import (
     HOSTS_KEY,
@@ -109,6 +110,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         age_s=max(0.0, now - began_at),
         lasted_s=None if ended_at is None else max(0.0, ended_at - began_at),
         folder=str(run.folder),
+        held_until=format_hold_end(summary, state),
         refused_start=_describe_refusal(run),
         restart_seconds=restart_seconds[-1].seconds if restart_seconds else {},
         **(numbers.run_numbers() | {"step": step, "steps": steps}),
@@ -138,7 +140,7 @@ def _run_state(run: Run) -> State:
         if summary is None:
             return State.STARTING
         if summary.verdict is not None:
-            return State.RESTARTING
+            return State.RESTARTING if summary.held_until is None else State.HELD
         return State.RUNNING if summary.of is not None else State.GATHERING
     if run.is_requeued:
         return State.RESTARTING

@@ -29,7 +29,7 @@ from jaxlaunch.runs.journal import STEP
 # Seconds between two heartbeats of a gang whose state does not change.
 BEAT_PERIOD_S = 15.0
 # Stages of a heartbeat that follow the end of an attempt.
-_STAGES_BETWEEN = ("gather", "leave")
+_STAGES_BETWEEN = ("gather", "hold", "leave")
 # Causes of the seconds in which a gang trains.
 _LOOP_CAUSES = ("step", "data", "eval", "save")
 # Prefix of the means over the held-out set among the metrics of the trainer.

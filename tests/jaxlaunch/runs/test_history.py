@@ -15,6 +15,7 @@ from jaxlaunch.records.verdict import Failure, FailureKind, verdict_for_code
 from jaxlaunch.runs.history import (
     SILENT_PROGRESS_S,
     decide_next,
+    fails_job,
     generations_without_progress,
     give_up_verdict,
     give_up_verdict_unrecorded,
@@ -138,6 +139,23 @@ def test_decision_after_attempt(
     move = decide_next(records, limit, all_hosts_alive=True)
     assert (move.should_restart, move.verdict.code) == (should_restart, code)
     assert message in move.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("code", "earlier_codes", "fails"),
+    [
+        (contract.CRASH, [contract.CRASH] * 2, True),
+        (contract.CRASH, [contract.CRASH, contract.PREEMPTED], False),
+        (contract.BAD_DATA, [], True),
+        (contract.PREEMPTED, [contract.CRASH] * 2, False),
+        (contract.DONE, [], False),
+    ],
+)
+def test_job_fails_if_no_new_pods_follow(code: int, earlier_codes: list[int], fails: bool) -> None:
+    codes = [*earlier_codes, code]
+    records = [attempt_record(n, code, generation=n) for n, code in enumerate(codes)]
+    generation = len(earlier_codes)
+    assert fails_job(records[-1].verdict, records, generation, crash_limit=2) is fails
 
 
 def test_restored_step_is_no_progress() -> None:

@@ -128,6 +128,7 @@ class Member:
                 "stop": self._stop_processes,
                 "stacks": lambda order: self.reports.dump_stacks(),
                 "verdict": self._take_verdict,
+                "hold": lambda order: self.processes.keep_places(),
                 "leave": self._leave_gang,
             },
             on_admitted=self._on_admitted,

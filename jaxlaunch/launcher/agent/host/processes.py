@@ -82,7 +82,7 @@ class Child:
             on_output: Called with each line of output.
             on_report: Called with each progress message.
         """
-        self.rank = rank
+        self.rank, self.environ = rank, environ
         self.metrics_path, self.stacks_path = environ[contract.METRICS], environ[contract.STACKS]
         self.profile_path = environ[contract.PROFILE]
         self.progress = RankProgress(time.monotonic(), phase)
@@ -317,6 +317,8 @@ def _exec_child(
 
 # The module that a job without a command runs.
 TRAINER_MODULE = "jaxlaunch.trainer"
+# A process that waits until it is killed.
+_IDLE_COMMAND = (sys.executable, "-I", "-c", "import signal; signal.pause()")
 # Interval at which programs are polled after their wrapper has ended.
 LEFTOVER_POLL_S = 0.1
 # Key of the report that a program was killed after it had joined, and its wrapper started another.
@@ -343,6 +345,7 @@ class Standby:
         has_hello = self.child.progress.has_hello
         self.child.progress = RankProgress(time.monotonic(), phase="init")
         self.child.progress.has_hello = has_hello
+        self.child.environ = {**self.child.environ, **environ}
         # If the process has just died, this is handled as the crash of a rank.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control, json.dumps(dict(environ)).encode() + b"\n")
@@ -385,6 +388,8 @@ class Processes:
         # Exit codes of orphans by pid. One of them may be a program that outlived its command.
         self._orphan_codes: dict[int, int] = {}
         self._logs: dict[int, RankLog] = {}
+        # Idle processes in place of those of a failed attempt.
+        self._place_pids: list[int] = []
         # Whether the output is not read, because stdout is behind.
         self._is_paused = False
         stdout.on_room = lambda: self._set_outputs_paused(False)
@@ -466,9 +471,27 @@ class Processes:
         for log in self._logs.values():
             log.flush()
 
+    def keep_places(self) -> None:
+        """Start an idle process in the folder and with the environment of each rank.
+
+        By it, `launcher exec` finds a rank whose own processes have ended.
+        """
+        agent_pid, cwd = os.getpid(), self._config.job.workdir
+        null_fd = os.open(os.devnull, os.O_WRONLY)
+        for child in self.children.values():
+            pid = os.fork()
+            if pid == 0:
+                _exec_child(_IDLE_COMMAND, child.environ, cwd, null_fd, [null_fd], agent_pid)
+            self._place_pids.append(pid)
+        os.close(null_fd)
+
     def shut_down(self) -> None:
         """Kill every process, including standby processes."""
         self.kill_all()
+        for pid in self._place_pids:
+            # It may have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for standby in self._standbys.values():
             standby.child.tree.kill()
             standby.close()

@@ -17,7 +17,9 @@ message to leave, and host 0 leaves last.
                another attempt may help and the hosts are present         RUN, next attempt
                ... a host is missing, and hosts are replaced              GATHER
                host 0 is stopped and others can wait for its replacement  LEAVE, host 0 alone
+               the job has failed for good, and has hold_on_failure       HOLD
                otherwise                                                  LEAVE
+    HOLD     the time of the hold is over, or a host is stopped           LEAVE
     LEAVE    every other host has disconnected, or the wait timed out     finished
 
 In jobs that replace lost hosts, a host may join during RUN. It is then a spare, or the gang saves
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,6 +70,7 @@ class Stage(enum.Enum):
     GATHER = "waiting for hosts"
     RUN = "the processes run"
     KILL = "there is a verdict; the processes are being killed"
+    HOLD = "the job has failed; its hosts stay for a look"
     LEAVE = "every host may exit"
 
 
@@ -138,11 +142,13 @@ class WriteEnd:
 
     verdict: Verdict
     leaves_alone: bool
+    # How long the hosts stay after it. 0 if they leave at once.
+    hold_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishEnd:
-    """Write the end to the annotation of the JobSet, after the hosts were sent `leave`."""
+    """Write the end to the annotation of the JobSet, after the message `leave` or `hold`."""
 
     verdict: Verdict
     leaves_alone: bool
@@ -168,8 +174,8 @@ class GangState:
     Attributes:
         records: Finished attempts of this run, oldest first.
         attempt: The newest attempt whose processes started.
-        verdict: Verdict on the newest attempt in KILL, and on the run in LEAVE. A verdict in GATHER
-            means that the gang will not start.
+        verdict: Verdict on the newest attempt in KILL, and on the run in HOLD and LEAVE. A verdict
+            in GATHER means that the gang will not start.
         stop_cause: Cause of the stop of the whole gang. None while no stop is requested.
         overdue_since: Monotonic time at which the overdue step began. None if no step is overdue.
     """
@@ -202,10 +208,11 @@ class GangState:
         self.stop_cause: StopFacts | None = None
         self.overdue_since: float | None = None
         self.growth = Growth()
-        # Monotonic time at which KILL or LEAVE ends at the latest. None while the
-        # server records the attempt or writes the end.
+        # Monotonic time at which KILL, HOLD or LEAVE ends at the latest. None while the server
+        # records the attempt or writes the end.
         self._stage_deadline: float | None = None
         self._leaves_alone = False
+        self._hold_s = 0.0
         self.verdict = _exhausted_verdict(config, self.records)
         if self.verdict is not None:
             self.gathering.shorten_wait(now)
@@ -295,7 +302,9 @@ class Gang(GangState):
                     f"the gang grows from {current_size} to {size} hosts after its next save"
                 )
         elif self.verdict is not None:
-            self._dismiss_host(hello.host, self.verdict, leaves_alone=False)
+            # A pod that leaves would end the Job, and with it the hold.
+            if self.stage is not Stage.HOLD:
+                self._dismiss_host(hello.host, self.verdict, leaves_alone=False)
         else:
             self.members.hosts_with_processes.add(hello.host)
             self.attempt_number = max(self.attempt_number, hello.attempt)
@@ -391,7 +400,7 @@ class Gang(GangState):
         staying_hosts = members.hellos.keys() - members.stopping_hosts
         others_stay = bool(members.stopping_hosts and staying_hosts)
         if not (others_stay and may_wait and contract.outcome_for_code(verdict.code).is_stop):
-            self._end_run(verdict)
+            self._end_run(verdict, hold_s=self._choose_hold_s(verdict, now))
             return
         limit = config.job.preempted_limit
         exhausted_verdict = history.give_up_verdict(self.records, config.generation, limit)
@@ -403,12 +412,20 @@ class Gang(GangState):
             self._wait_for_hosts(sorted({*members.missing_hosts, *leaving_hosts}), now)
 
     def on_end_written(self, now: float) -> None:
-        """Let the other hosts leave, now that the end is on storage."""
+        """Let the other hosts leave, or hold all of them, now that the end is on storage."""
         assert self.verdict is not None, "the end that was written has a verdict"
-        self._stage_deadline = now if self._leaves_alone else now + CLOSE_TIMEOUT_S
-        if not self._leaves_alone:
-            self._broadcast("leave", verdict=self.verdict.to_json())
+        if self.stage is Stage.HOLD:
+            self._stage_deadline = now + self._hold_s
+            self._broadcast("hold")
+        elif self._leaves_alone:
+            self._stage_deadline = now
+        else:
+            self._let_hosts_leave(self.verdict, now)
         self.actions.append(PublishEnd(self.verdict, self._leaves_alone))
+
+    def _let_hosts_leave(self, verdict: Verdict, now: float) -> None:
+        self.stage, self._stage_deadline = Stage.LEAVE, now + CLOSE_TIMEOUT_S
+        self._broadcast("leave", verdict=verdict.to_json())
 
     def on_tick(self, now: float) -> None:
         """Handle the passing of time."""
@@ -433,6 +450,8 @@ class Gang(GangState):
         elif self.stage is Stage.KILL and (not self.members.hosts_with_processes or now > deadline):
             self._stage_deadline = None
             self.actions.append(RecordAttempt(self.verdict))
+        elif self.stage is Stage.HOLD and now > deadline:
+            self._let_hosts_leave(self.verdict, now)
         elif self.stage is Stage.LEAVE and (
             self.members.have_others_disconnected or now > deadline
         ):
@@ -522,16 +541,29 @@ class Gang(GangState):
         self.actions.append(JudgeAttempt(verdict))
         self._broadcast("verdict", attempt=self.attempt_number, verdict=verdict.to_json())
 
-    def _end_run(self, verdict: Verdict, *, leaves_alone: bool = False) -> None:
-        self.verdict = verdict
-        self.stage = Stage.LEAVE
+    def _choose_hold_s(self, verdict: Verdict, now: float) -> float:
+        """Return how long the hosts stay after the last attempt, 0 if they leave at once."""
+        job, config = self._config.job, self._config
+        has_run = self.attempt.number == self.attempt_number > 0
+        if not job.hold_s or not has_run or self.stop_cause is not None:
+            return 0.0
+        if not history.fails_job(verdict, self.records, config.generation, job.crash_limit):
+            return 0.0
+        remaining_s = math.inf if self._deadline_at is None else self._deadline_at - now
+        return max(0.0, min(job.hold_s, remaining_s))
+
+    def _end_run(
+        self, verdict: Verdict, *, leaves_alone: bool = False, hold_s: float = 0.0
+    ) -> None:
+        self.verdict, self._hold_s = verdict, hold_s
+        self.stage = Stage.HOLD if hold_s else Stage.LEAVE
         self._stage_deadline = None
         self._leaves_alone = leaves_alone
         if verdict.failure.kind is FailureKind.REPEATED and not self._config.is_launched:
             self._log_text(
                 f"{verdict.cause} ({verdict.code}): the same failure twice, and no new step"
             )
-        self.actions.append(WriteEnd(verdict, leaves_alone))
+        self.actions.append(WriteEnd(verdict, leaves_alone, hold_s))
 
     # --- a host that is lost, stopped or added ----------------------------------------------------
 
@@ -592,6 +624,8 @@ class Gang(GangState):
         elif self.stage is Stage.RUN:
             self.attempt.begin_stop(deadline_s, now, cause)
             self._broadcast("stop")
+        elif self.stage is Stage.HOLD and self.verdict is not None:
+            self._let_hosts_leave(self.verdict, now)
 
     def _release_stopped_hosts(self, verdict: Verdict) -> set[int]:
         """Let the stopped hosts leave, host 0 last: its replacement leads from then on."""

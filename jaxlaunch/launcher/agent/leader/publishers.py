@@ -59,6 +59,7 @@ class GangView(TimedNumbers):
         preempted: Number of preemptions in a row without a newly committed step, or None if
         unknown.
         restart: Seconds until the first step of the attempt, by cause.
+        held_until: Unix time until which the hosts stay after a failure, or None.
     """
 
     stage: str
@@ -70,6 +71,7 @@ class GangView(TimedNumbers):
     overdue: str | None
     preempted: int | None
     restart: Mapping[str, float]
+    held_until: float | None = None
 
 
 # --- the pod's log --------------------------------------------------------------------------------
@@ -206,6 +208,7 @@ class PodLog:
             preempted=view.preempted,
             overdue=view.overdue,
             restart=view.restart,
+            held_until=view.held_until,
         )
         self._write_line(beat)
 

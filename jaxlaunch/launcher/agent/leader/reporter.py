@@ -32,7 +32,7 @@ from jaxlaunch.launcher.agent.leader.publishers import (
     PodLog,
     RankSampler,
 )
-from jaxlaunch.records import codec
+from jaxlaunch.records import codec, log_lines
 from jaxlaunch.records.log_lines import ProgressAnnotation
 from jaxlaunch.records.rank_history import CurrentHang
 from jaxlaunch.records.run_numbers import TimedNumbers
@@ -72,6 +72,7 @@ class RunState:
         metrics: The newest metrics of rank 0.
         notes: Notes of the summary.
         started_at: Unix time at which the attempt began.
+        held_until: Unix time until which the hosts stay after a failure. None if they do not.
         earlier_seconds: Seconds of the run by cause, up to the end of the previous attempt.
     """
 
@@ -84,6 +85,7 @@ class RunState:
         self._total_steps: int | None = None
         self.notes: list[str] = []
         self.started_at = time.time()
+        self.held_until: float | None = None
         self.earlier_seconds: Mapping[str, float] = clock.seconds_by_cause(clock.started_at)
 
     @property
@@ -169,6 +171,7 @@ class RunState:
             if self._run_folder.unknown_reason
             else history.preemptions_without_progress(gang.records),
             restart=self._restart_seconds(now),
+            held_until=self.held_until,
             # In the pod's log, only checkpoints of these pods have a time.
             **(self.numbers(now) | {"committed": ranks.committed}),
         )
@@ -192,6 +195,7 @@ class RunState:
                 gang.records, gang.attempt_number, self._restart_seconds(now)
             ),
             memory=gang.attempt.memory.fullest_hosts(MAX_MEMORY_ROWS),
+            held_until=self.held_until,
             **numbers,
         )
 
@@ -226,7 +230,7 @@ class RunState:
         )
 
     def _restart_seconds(self, now: float) -> Mapping[str, float]:
-        has_ended = self._gang.stage in (Stage.KILL, Stage.LEAVE)
+        has_ended = self._gang.stage in (Stage.KILL, Stage.HOLD, Stage.LEAVE)
         if has_ended:
             return self._clock.restart.last_seconds
         return self._clock.restart.seconds_by_cause(now)
@@ -250,7 +254,7 @@ class Reporter:
             loop.call_later(0.0, lambda: say(text))
 
         self.state = RunState(config, gang, clock, run_folder)
-        self._config, self._gang, self._clock = config, gang, clock
+        self._config, self._gang, self._clock, self._say = config, gang, clock, say
         self._run_folder, self._pod_log = run_folder, pod_log
         self._summary_writer = LatestWriter[Summary](
             self.state.starts.write_summary, "the summary of the run", say_from_thread
@@ -354,14 +358,26 @@ class Reporter:
         self._clock.restart.enter_cause("replace", now)
         self._write_summary(now)
 
-    def write_end(self, verdict: Verdict, *, leaves_alone: bool) -> None:
+    def write_end(self, verdict: Verdict, *, leaves_alone: bool, hold_s: float = 0.0) -> None:
         """Write the last summary. With `leaves_alone`, the run continues with another host 0."""
+        if hold_s:
+            self.state.held_until = round(time.time() + hold_s, 1)
         if not leaves_alone:
             self._notifier.begin_closing()
         self._summary_writer.finish()
         self.state.starts.write_summary(self.state.build_summary(verdict))
         if not leaves_alone:
             self._pod_log.write_beat(self.state.build_view, time.monotonic(), is_news=True)
+        if self.state.held_until is not None:
+            self._say(self._describe_hold(verdict, self.state.held_until))
+
+    def _describe_hold(self, verdict: Verdict, held_until: float) -> str:
+        name, rank, folder = self._config.job.name, verdict.rank or 0, self._config.run_dir
+        if self._config.is_launched and folder is not None:
+            # A run on this machine has the name of its folder.
+            name = folder.name
+        shell, stop = f"`launcher shell {name} --rank {rank}`", f"`launcher stop {name}`"
+        return f"held until {log_lines.format_clock(held_until)}: {shell} enters it, {stop} ends it"
 
     def publish_end(self, verdict: Verdict, *, leaves_alone: bool) -> None:
         """Write the end to the annotation of the JobSet."""
@@ -370,6 +386,9 @@ class Reporter:
 
     def report_progress(self, now: float) -> None:
         """Write to the pod's log and notify the webhook, if there is news or a line is due."""
+        if self._gang.stage is Stage.HOLD:
+            # The last line has said all, and waiting is not a stall.
+            return
         self._pod_log.write_beat(self.state.build_view, now)
         self._notifier.check_progress(self.state.build_view, now)
 
@@ -382,7 +401,8 @@ class Reporter:
         stage = self._gang.stage
         interval_s = LOCAL_WRITE_INTERVAL_S if self._config.is_local else SHARED_WRITE_INTERVAL_S
         has_news = (self._gang.attempt.ranks.committed, stage) != self._written_state
-        if stage is not Stage.LEAVE and (has_news or now - self._summary_written_at >= interval_s):
+        has_ended = stage in (Stage.HOLD, Stage.LEAVE)
+        if not has_ended and (has_news or now - self._summary_written_at >= interval_s):
             self._write_summary(now, has_news=has_news)
         if stage is Stage.RUN:
             attempt = self._gang.attempt

@@ -350,8 +350,8 @@ class Server:
                 self._gang.on_attempt_recorded(reporter.record_attempt(verdict, now), now)
             case actions.AwaitHosts():
                 reporter.await_hosts(now)
-            case actions.WriteEnd(verdict, leaves_alone):
-                reporter.write_end(verdict, leaves_alone=leaves_alone)
+            case actions.WriteEnd(verdict, leaves_alone, hold_s):
+                reporter.write_end(verdict, leaves_alone=leaves_alone, hold_s=hold_s)
                 if not leaves_alone:
                     self._send_ping(list(self._peers), time.monotonic())
                 self._gang.on_end_written(time.monotonic())

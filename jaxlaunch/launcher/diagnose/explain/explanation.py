@@ -62,6 +62,7 @@ CAUSES: tuple[Cause, ...] = (
     failures.explain_failure,
     queue.explain_queue,
     explain_unread_pods,
+    failures.explain_hold,
     gang.explain_blocked_completion,
     gang.explain_lost_host,
     admission.explain_missing_jobs,

@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import re
 import signal
+from datetime import datetime
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain.answer import (
@@ -28,22 +29,32 @@ from jaxlaunch.launcher.diagnose.explain.foreign_messages import find_foreign_me
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, STEPS_BY_CODE
 from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
+    JOB_NAME,
     RENDER,
     SUBMIT_AGAIN,
     Action,
+    Command,
     NextStep,
     Text,
     advise_change,
     advise_resubmit,
+    advise_run,
     describe_event,
     host_group,
+    launcher_command,
     quote_message,
 )
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.launcher.jobs.status.job_status import State, derive_state
+from jaxlaunch.launcher.jobs.status.job_status import (
+    JobStatus,
+    State,
+    derive_state,
+    derive_status,
+)
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import find_condition, pod_template
+from jaxlaunch.records.log_lines import format_clock
 from jaxlaunch.records.verdict import FailureKind, Verdict
 
 _TRACEBACK_LINES = 20
@@ -102,6 +113,45 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
     headline = Text(template, restarts=snapshot.restarts, why=answer.headline)
     evidence = (*answer.evidence, *_describe_conditions(snapshot))
     return Answer(answer.situation, headline, evidence, step)
+
+
+def explain_hold(snapshot: Snapshot) -> Answer | None:
+    """Explain a failed job whose pods stay for a look."""
+    status, last_end = derive_status(snapshot), snapshot.report.last_end
+    if status.state is not State.HELD or last_end is None:
+        return None
+    return explain_held_verdict(last_end.verdict, status)
+
+
+def explain_held_verdict(verdict: Verdict, status: JobStatus) -> Answer:
+    """Explain a verdict after which the processes stay for a look."""
+    answer, commands = explain_verdict(verdict), hold_commands(verdict.rank)
+    template = "failed: {verdict}; it is held until {until}"
+    headline = Text(template, verdict=answer.headline, until=format_hold(status))
+    step = advise_run("`{shell}` enters it, `{stop}` ends it", **commands)
+    return Answer("held", headline, answer.evidence, step)
+
+
+def describe_hold(status: JobStatus) -> Text:
+    """Return "until 14:05 UTC: `launcher shell …` enters it, …", or no text without a hold."""
+    if status.held_until is None:
+        return EMPTY_TEXT
+    rank = None if status.verdict is None else status.verdict["rank"]
+    template = "until {until}: `{shell}` enters it, `{stop}` ends it"
+    return Text(template, until=format_hold(status), **hold_commands(rank))
+
+
+def hold_commands(rank: int | None) -> dict[str, Command]:
+    """Return the commands that enter a failed job, at the rank that failed, and that end it."""
+    shell = launcher_command("shell", JOB_NAME, "--rank", str(rank or 0))
+    return {"shell": shell, "stop": launcher_command("stop", JOB_NAME)}
+
+
+def format_hold(status: JobStatus) -> str:
+    """Return the end of a hold, such as "14:05 UTC"."""
+    if status.held_until is None:
+        return "an unknown time"
+    return format_clock(datetime.fromisoformat(status.held_until).timestamp())
 
 
 def _advise_submitting_again(snapshot: Snapshot) -> NextStep:

@@ -88,6 +88,10 @@ SITUATIONS: Mapping[str, Situation] = {
             again=SUBMIT_AGAIN,
         ),
     ),
+    "held": Situation(
+        "it failed for good, and stays for a look until the end of `hold_on_failure`",
+        "exit-codes",
+    ),
     "deadline": Situation(
         "its deadline was exceeded",
         _RESTARTS,

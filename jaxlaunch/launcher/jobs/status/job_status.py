@@ -30,6 +30,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
 from jaxlaunch.records import codec
 from jaxlaunch.records.log_lines import ANNOTATION_MOMENTS, BeatLine
 from jaxlaunch.records.run_numbers import RunNumbers
+from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs import history
 
 # Part of the message of a Job that its pod failure policy has failed.
@@ -51,6 +52,8 @@ class State(enum.StrEnum):
     GATHERING = "Gathering"
     # The containers run. If the leader's log was not read, the job may still be GATHERING.
     RUNNING = "Running"
+    # The job has failed for good, and its pods stay for a look (hold_on_failure).
+    HELD = "Held"
     # A generation has ended, and the next has not started.
     RESTARTING = "Restarting"
     STOPPING = "Stopping"
@@ -118,6 +121,8 @@ class JobStatus(RunNumbers):
     age_s: float
     # Time from the creation to the end of a job that has ended.
     lasted_s: float | None
+    # Time until which a failed job stays for a look, in the state HELD.
+    held_until: str | None = None
     # Duration of the parts of the last restart, by their keys in contract.RESTART_CAUSES.
     restart_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # Folder of a run on this machine, which has an empty namespace.
@@ -227,6 +232,7 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
         age_s=seconds_since(snapshot.created_at, now) or 0.0,
         lasted_s=_duration_s(snapshot, state),
+        held_until=format_hold_end(heartbeat, state),
         restart_seconds=heartbeat.restart,
         **(report.numbers | {"restarts": restarts, "steps": steps}),
     )
@@ -247,6 +253,13 @@ def derive_state(snapshot: Snapshot) -> State:
         return State.UNKNOWN
     if _is_restarting(snapshot):
         return State.RESTARTING
+    return _state_of_pods(snapshot)
+
+
+def _state_of_pods(snapshot: Snapshot) -> State:
+    """Return the state of a job whose newest pods are starting or running."""
+    if snapshot.report.stage == "hold":
+        return State.HELD
     if has_gang_started(snapshot):
         is_waiting = (
             snapshot.report.stage in (None, "gather") and snapshot.report.attempt_end is None
@@ -317,9 +330,21 @@ def _read_as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
     if recorded_progress is None:
         return None
     return {
-        "at": datetime.fromtimestamp(recorded_progress.at, UTC).isoformat(timespec="seconds"),
+        "at": format_utc(recorded_progress.at),
         "when": ANNOTATION_MOMENTS[recorded_progress.when],
     }
+
+
+def format_utc(at: float) -> str:
+    """Return a Unix time in ISO format, in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def format_hold_end(record: BeatLine | Summary | None, state: State) -> str | None:
+    """Return the time until which a job in the state HELD stays, or None for another state."""
+    if state is not State.HELD or record is None or record.held_until is None:
+        return None
+    return format_utc(record.held_until)
 
 
 def describe_as_of(status: JobStatus, now: datetime) -> str:

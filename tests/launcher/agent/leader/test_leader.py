@@ -19,7 +19,7 @@ from jaxlaunch.launcher.agent.gang.memory import HostMemory
 from jaxlaunch.launcher.agent.gang.protocol import HostHandshake
 from jaxlaunch.launcher.agent.leader import reporter, server
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
-from jaxlaunch.launcher.agent.leader.gang import CLOSE_TIMEOUT_S
+from jaxlaunch.launcher.agent.leader.gang import CLOSE_TIMEOUT_S, Stage
 from jaxlaunch.records.log_lines import ProgressAnnotation
 from jaxlaunch.records.summary import AttemptRecord, RankMemory, Summary
 from jaxlaunch.records.verdict import verdict_for_code
@@ -339,6 +339,50 @@ def test_deadline_after_the_end_stops_nothing(gang: Callable[..., Gang]) -> None
     machine._deadline_at = 0.001
     machine.on_tick(1e9)
     assert harness.messages == messages
+
+
+def held_gang(
+    gang: Callable[..., Gang], crash_limit: int, deadline_at: float | None = None
+) -> Gang:
+    """Return a gang of two hosts with a hold of 1,000 s, whose only attempt has failed."""
+    job = AgentJob("t", ("true",), processes_per_host=2, in_place_limit=0, hold_s=1000.0)
+    harness = gang(2, job=dataclasses.replace(job, crash_limit=crash_limit))
+    harness.leader._gang._deadline_at = deadline_at
+    harness.fail(1)
+    for host in range(2):
+        harness.send(host, "gone")
+    return harness
+
+
+@pytest.mark.parametrize("ending", ["time", "stop", "deadline"])
+def test_hold_ends_by_its_time_a_stop_or_the_deadline(
+    gang: Callable[..., Gang], ending: str
+) -> None:
+    now = time.monotonic()
+    harness = held_gang(gang, 0, now + 500 if ending == "deadline" else None)
+    machine = harness.leader._gang
+    assert machine.stage is Stage.HOLD and not harness.verdicts
+    machine.on_tick(now + 400)
+    assert machine.stage is Stage.HOLD
+    if ending == "stop":
+        harness.send(1, "stop")
+    else:
+        machine.on_tick(now + (600 if ending == "deadline" else 1100))
+    assert machine.stage is Stage.LEAVE
+    for host in range(2):
+        harness.close(host)
+    assert [verdict.code for verdict in harness.verdicts] == [contract.CRASH]
+
+
+def test_host_that_joins_during_a_hold_stays(gang: Callable[..., Gang]) -> None:
+    harness = held_gang(gang, 0)
+    harness.close(1)
+    harness.join(1)
+    assert 1 in harness.leader._peers and harness.leader._gang.stage is Stage.HOLD
+
+
+def test_attempt_before_the_last_is_not_held(gang: Callable[..., Gang]) -> None:
+    assert held_gang(gang, 1).leader._gang.stage is Stage.LEAVE
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         over(0, 64, message=farewell(64, "train.lr is negative")),
         job=jobset(1, status=ended("Failed", "FailJobSetFailurePolicyAction")),
     ),
+    "failed, and held for a look": make_case(
+        r"^lm failed: crash \(exit 83\): rank 1 raised: X; it is held until 12:30 UTC$",
+        pod(0),
+        records=(
+            judged(83, "rank 1 raised: X"),
+            beat(stage="hold", held_until=(objects.NOW + timedelta(minutes=30)).timestamp()),
+        ),
+    ),
     "given up after restarts": make_case(
         r"^lm failed after 5 restarts: crash \(exit 83\): rank 0 raised: X$",
         over(0, 83, message=farewell(83, "rank 0 raised: X"), generation=5),

@@ -62,6 +62,11 @@ STATES: dict[str, tuple[Snapshot, State]] = {
         State.GATHERING,
     ),
     "running": (snapshot(jobset(1), pod(0), records=(beat(),)), State.RUNNING),
+    "failed, and held": (snapshot(jobset(1), pod(0), records=(beat(stage="hold"),)), State.HELD),
+    "failed, and no longer held": (
+        snapshot(jobset(1), over(0, 83), records=(beat(stage="hold"),)),
+        State.RESTARTING,
+    ),
     "of another tool": (
         snapshot(
             objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))
