@@ -209,6 +209,10 @@ def command_rights(
     def list_rights(verbs: str, *objects: Kind) -> list[Right]:
         return [Right(verb, kind) for kind in objects for verb in verbs.split()]
 
+    def list_stream_rights(subresource: str) -> list[Right]:
+        # Kubernetes asks for one or the other, by its version.
+        return [Right(verb, PODS, subresource) for verb in ("get", "create")]
+
     read_logs = [*list_rights("list watch", PODS), Right("get", PODS, "log")]
     read_job = [
         *list_rights("get", JOBSETS),
@@ -225,6 +229,8 @@ def command_rights(
         "status and explain": read_job,
         # Only `logs -f` watches the JobSet.
         "logs": [*list_rights("get list watch", JOBSETS), *read_logs],
+        "exec, shell and copy": [*read_job, *list_stream_rights("exec")],
+        "port-forward and profile": [*read_job, *list_stream_rights("portforward")],
         "stop": [*list_rights("get patch", JOBSETS), *list_rights("list watch", PODS)],
         "delete": list_rights("get delete", JOBSETS),
     }

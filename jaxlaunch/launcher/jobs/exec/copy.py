@@ -23,8 +23,8 @@ from jaxlaunch.launcher.kubernetes import streams
 # Connections in a row that were cut before a byte was copied.
 MAX_IDLE_CUTS = 5
 _FIRST_PAUSE_S = 0.5
-# A pod that digests a large file is silent for minutes.
-_SILENCE_S = 600.0
+# `folder_server` writes an empty line every KEEPALIVE_S seconds while it works on a request.
+_SILENCE_S = 45.0
 
 
 class Side(Protocol):
@@ -136,10 +136,10 @@ class PodSide:
         return self._read_answer()
 
     def _read_answer(self) -> Any:
-        line = self._unread
-        while b"\n" not in line:
-            line += self._receive()
-        line, _, self._unread = line.partition(b"\n")
+        self._unread = self._unread.lstrip(b"\n")
+        while b"\n" not in self._unread:
+            self._unread = (self._unread + self._receive()).lstrip(b"\n")
+        line, _, self._unread = self._unread.partition(b"\n")
         answer = json.loads(line)
         if "error" in answer:
             raise UserError(f"In pod {self._pod.pod}: {answer['error']}.")
@@ -155,7 +155,8 @@ class PodSide:
         assert self._stream is not None, "every answer follows a request"
         ready, _ = self._stream.wait(timeout_s=_SILENCE_S)
         if not ready:
-            raise UnreachableError(f"Pod {self._pod.pod} is silent.")
+            message = f"Pod {self._pod.pod} has been silent for {_SILENCE_S:.0f} s."
+            raise UnreachableError(message, sent=True)
         channel, data = self._stream.receive()
         if self._stream.exit_code is not None:
             text = self._messages.decode(errors="replace").strip()

@@ -1,23 +1,27 @@
 """Files of one side of a copy: list, digest, read and write them.
 
 The source of this file is sent into pods, where it answers requests: a line of JSON, whose answer
-is a line of JSON and the bytes that it announces. It needs only the standard library and
-Python >= 3.10.
+is a line of JSON and the bytes that it announces. Empty lines before an answer show that the work
+on a request continues. It needs only the standard library and Python >= 3.10.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 CHUNK_BYTES = 256 * 1024
 # Suffix of a file that is being written. A later copy continues it.
 PART_SUFFIX = ".jaxlaunch-part"
+# Seconds between two empty lines while an answer takes long.
+KEEPALIVE_S = 5.0
 
 
 def resolve_path(path: str) -> tuple[str, str]:
@@ -152,6 +156,25 @@ def _receive(stream: BinaryIO, size: int) -> Iterator[bytes]:
         yield data
 
 
+@contextlib.contextmanager
+def _show_life(answers: BinaryIO) -> Iterator[None]:
+    """Write an empty line every KEEPALIVE_S seconds: the digest of a large file takes minutes."""
+    has_ended = threading.Event()
+
+    def write_lines() -> None:
+        while not has_ended.wait(KEEPALIVE_S):
+            answers.write(b"\n")
+            answers.flush()
+
+    thread = threading.Thread(target=write_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until their stream ends."""
     for line in requests:
@@ -165,9 +188,11 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             elif action == "write":
                 path, offset, size = arguments
                 received = _receive(requests, size)
-                write_part(path, offset, received)
+                with _show_life(answers):
+                    write_part(path, offset, received)
             else:
-                answer["result"] = _FUNCTIONS[action](*arguments)
+                with _show_life(answers):
+                    answer["result"] = _FUNCTIONS[action](*arguments)
         except OSError as error:
             answer = {"error": f"{error.filename}: {error.strerror}"}
             # The next request follows the bytes that could not be written.

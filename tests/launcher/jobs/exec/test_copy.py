@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -163,6 +166,30 @@ def test_upload_whose_bytes_never_arrive_ends(
         Copy(pod, is_download=False, say=print).run(
             str(tmp_path / "source"), str(tmp_path / "target")
         )
+
+
+def test_silent_connection_is_an_error_and_is_replaced(
+    run_copy: Run, tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = iter([(True, False)] * 2 + [(False, False)])
+    monkeypatch.setattr(Process, "wait", lambda self, timeout_s: next(waits, (True, False)))
+    (tmp_path / "source").write_bytes(DATA)
+    run_copy(tmp_path / "source", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == DATA
+    assert messages == ["Pod own-w-0-0 has been silent for 45 s. Continuing."]
+
+
+def test_long_work_shows_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, has_line = io.BytesIO(), threading.Event()
+    answers: Any = SimpleNamespace(write=written.write, flush=has_line.set)
+    functions = {"digest": lambda path: has_line.wait(60)}
+    monkeypatch.setattr(folder_server, "KEEPALIVE_S", 0.01)
+    monkeypatch.setattr(folder_server, "_FUNCTIONS", functions)
+    folder_server.serve(io.BytesIO(b'["digest", "file"]\n'), answers)
+    assert re.fullmatch(rb'\n+{"result": true}\n', written.getvalue())
+    pod = PodSide(cast("RankPod", Pod(tmp_path, [])))
+    pod._unread = written.getvalue() + b"\n"
+    assert pod._read_answer() is True
 
 
 def test_part_of_a_private_file_is_private(tmp_path: Path) -> None:
