@@ -29,7 +29,8 @@ TIMEOUTS = {"rendezvous": 60.0, "replace": 30.0, "save": 20.0}
 
 
 def read_config(hosts: int, **fields: Any) -> Config:
-    job = AgentJob("t", ("true",), processes_per_host=RANKS, timeouts_s=TIMEOUTS, **fields)
+    fields |= {"timeouts_s": TIMEOUTS, "crash_limit": 0, "hold_s": 90.0}
+    job = AgentJob("t", ("true",), processes_per_host=RANKS, **fields)
     environ = {contract.LEADER: "127.0.0.1:0", contract.HOSTS: str(hosts), contract.INDEX: "0"}
     return config.read_config({**environ, contract.JOB: job.to_json(), contract.UID: "uid"})
 
@@ -285,7 +286,9 @@ def test_invariants_hold_over_random_event_sequences(place: Config) -> None:
 
     covered: Counter[str] = Counter()
     check()
-    assert all(covered[stage.name] for stage in Stage) and covered["Finish"], covered
+    # A gang that replaces hosts has too many restarts for a hold in these sequences.
+    stages = set(Stage) - ({Stage.HOLD} if place.job.replaces else set())
+    assert all(covered[stage.name] for stage in stages) and covered["Finish"], covered
     assert covered["restarts"] >= (place.job.in_place_limit > 0), covered
     if place.job.replaces:
         assert covered["AwaitHosts"] and covered["alone"] and covered["Disconnect"], covered
