@@ -210,7 +210,7 @@ class TorchModel(nnx.Module):
 
 
 def _list_unused(module: Any) -> frozenset[str]:
-    """Return the parameters that no text uses: those of a model of images beside the decoder."""
+    """Return the parameters that no text uses: those of an image model next to the decoder."""
     if module.config.get_text_config() is module.config:
         return frozenset()
     used = (*module.get_decoder().parameters(), *module.get_output_embeddings().parameters())
@@ -225,7 +225,7 @@ def _zero_parameters(
 ) -> dict[str, Any]:
     """Return parameters of zeros, which the weights of a folder replace.
 
-    Unused ones are no parameters of the training, in which weight decay would change them.
+    Unused ones are not parameters of the training, in which weight decay would change them.
     """
     return {
         name: (nnx.Variable if name in unused else nnx.Param)(
