@@ -67,6 +67,9 @@ TENSORBOARD = "tensorboard"
 # sent.
 TRACKER = "tracker.json"
 MAX_TRACKER_BYTES = 1 << 16
+# The file with the names of the roles in the run folder of a job with roles, whose runs are in
+# subfolders with these names.
+ROLES = "roles.json"
 # The file in the folder of a sweep, which contains the folders of its runs.
 SWEEP = "sweep.jsonl"
 
@@ -126,6 +129,12 @@ def find_own_runs(folder: Path) -> Iterator[Path]:
         has_files = os.path.lexists(inner / SUMMARY) or os.path.lexists(inner / LOCK)
         if has_files and not inner.is_symlink():
             yield inner
+
+
+def find_own_roles(run: Path) -> Iterator[Path]:
+    """Yield the run folders of the roles of a job that a server may show, by their names."""
+    if os.path.isfile(run / ROLES):
+        yield from find_own_runs(run)
 
 
 def find_own_sweeps(folder: Path) -> Iterator[Path]:

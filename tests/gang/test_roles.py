@@ -127,6 +127,7 @@ def test_interrupt_ends_all_roles_and_a_failure_ends_the_next_start(tmp_path: Pa
         result = running.wait()
     assert result.code == contract.PREEMPTED and not living_pids(pids)
     assert result.verdict["cause"] == contract.INTERRUPTED
+    assert "launcher: interrupted, by role trainer: " in result.stderr
     assert result.stderr.count("saving and stopping; a second signal kills") == 1
     for name in ranks:
         (tmp_path / name).unlink()

@@ -26,7 +26,7 @@ from jaxlaunch.launcher.jobs.logs.lines import Line
 from jaxlaunch.launcher.local import bookkeeping, run
 from jaxlaunch.launcher.local import paths as local_paths
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd, Signals
-from jaxlaunch.launcher.local.run_folders import ROLES, hold_lock, read_role_table
+from jaxlaunch.launcher.local.run_folders import hold_lock, read_role_table
 from jaxlaunch.launcher.yaml import writer
 from jaxlaunch.records.summary import AttemptProgress, Summary
 from jaxlaunch.records.verdict import (
@@ -38,7 +38,7 @@ from jaxlaunch.records.verdict import (
     verdict_for_code,
 )
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.layout import COMMAND, JOB
+from jaxlaunch.runs.layout import COMMAND, JOB, ROLES
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts, start_rows
 
 POLL_S = 0.1
@@ -69,20 +69,19 @@ class RoleBoard:
             if role.name not in self.begun and self.started.issuperset(role.role.needs)
         ]
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all roles that end the job are done."""
-        return all(
-            self.codes.get(role.name) == contract.DONE for role in self.roles if role.role.ends
-        )
-
     def find_decisive_role(self) -> str | None:
         """Return the role whose end ends the job, or None while the job continues."""
         may_fail = {role.name for role in self.roles if role.role.may_fail}
         for name, code in self.codes.items():
             if code != contract.DONE and name not in may_fail:
                 return name
-        return self.lead if self.is_done else None
+        return None if self.list_unfinished_roles() else self.lead
+
+    def list_unfinished_roles(self) -> list[str]:
+        """Return the roles that end the job and are not done, the lead first."""
+        names = sorted(role.name for role in self.roles if role.role.ends)
+        names.sort(key=lambda name: name != self.lead)
+        return [name for name in names if self.codes.get(name) != contract.DONE]
 
 
 class _RoleRun:
@@ -146,57 +145,64 @@ class _RoleRun:
 class _RoleGangs:
     """The runs of all roles, which get signals as the gang of an ordinary run does."""
 
-    def __init__(self, board: RoleBoard, runs: Mapping[str, _RoleRun]) -> None:
-        self.board, self._runs = board, runs
+    def __init__(self, board: RoleBoard, runs: Mapping[str, _RoleRun], signals: Signals) -> None:
+        self.board, self._runs, self._signals = board, runs, signals
         self.ends: dict[str, RunEnd] = {}
         # The role that ended the job, if the user has not stopped it before.
         self.decisive: str | None = None
+        self._names: dict[futures.Future[RunEnd], str] = {}
+        # The error of the first role that could not run.
+        self._error: BaseException | None = None
 
     def send_signal(self, number: int) -> None:
         """Stop or kill all roles."""
         for role_run in self._runs.values():
             role_run.send_signal(number)
 
-    def follow(
-        self, signals: Signals, show: Callable[[Line], None], say: Callable[[str], None]
-    ) -> None:
+    def follow(self, show: Callable[[Line], None], say: Callable[[str], None]) -> None:
         """Start all roles and wait until all have ended. Raises UserError if one cannot start."""
-        names = dict[futures.Future[RunEnd], str]()
-        error: BaseException | None = None
         with futures.ThreadPoolExecutor(len(self._runs), "role") as pool:
-            while True:
-                is_ending = bool(signals.count or self.decisive or error)
-                for role in [] if is_ending else self.board.find_startable():
-                    self.board.begun.add(role.name)
-                    names[pool.submit(self._runs[role.name].run, show, say)] = role.name
-                if not names:
-                    break
-                ended, _ = futures.wait(names, POLL_S, futures.FIRST_COMPLETED)
-                for future in ended:
-                    name = names.pop(future)
-                    error = error or future.exception()
-                    if future.exception() is None:
-                        self._record_end(name, future.result())
-                        say(f"{name}: {_describe_end(self.ends[name])}")
-                self.board.started |= {
-                    name for name, role_run in self._runs.items() if role_run.has_started
-                }
-                if signals.count:
-                    # A role may have started at the same time as the signal came.
-                    self.send_signal(signal.SIGINT if signals.is_interrupt else signal.SIGTERM)
-                elif error or self.decisive:
-                    self.send_signal(signal.SIGTERM)
-        if error is not None:
-            raise error
+            try:
+                self._start_or_stop_roles(pool, show, say)
+                while self._names:
+                    ended, _ = futures.wait(self._names, POLL_S, futures.FIRST_COMPLETED)
+                    for future in ended:
+                        self._record_end(future, say)
+                    self._start_or_stop_roles(pool, show, say)
+            except BaseException:
+                # The output cannot be written, and the pool waits for its threads.
+                self.send_signal(signal.SIGTERM)
+                raise
+        if self._error is not None:
+            raise self._error
 
-    def _record_end(self, name: str, end: RunEnd) -> None:
-        self.ends[name], self.board.codes[name] = end, end.code
-        self.decisive = self.decisive or self.board.find_decisive_role()
+    def _start_or_stop_roles(
+        self, pool: futures.Executor, show: Callable[[Line], None], say: Callable[[str], None]
+    ) -> None:
+        """Start the roles that may start now, or stop all if the job ends."""
+        if self._signals.count:
+            # A role may have started at the same time as the signal came.
+            self.send_signal(signal.SIGINT if self._signals.is_interrupt else signal.SIGTERM)
+            return
+        if self._error or self.decisive:
+            self.send_signal(signal.SIGTERM)
+            return
+        self.board.started |= {name for name, role in self._runs.items() if role.has_started}
+        for role in self.board.find_startable():
+            self.board.begun.add(role.name)
+            self._names[pool.submit(self._runs[role.name].run, show, say)] = role.name
 
-
-def _describe_end(end: RunEnd) -> str:
-    verdict = end.summary["verdict"]
-    return f"{end.summary['status']}: {verdict['message']} (exit {end.code})"
+    def _record_end(self, future: futures.Future[RunEnd], say: Callable[[str], None]) -> None:
+        name = self._names.pop(future)
+        if (error := future.exception()) is not None:
+            self._error = self._error or error
+            return
+        end = self.ends[name] = future.result()
+        self.board.codes[name] = end.code
+        if not (self.decisive or self._signals.count):
+            self.decisive = self.board.find_decisive_role()
+        verdict = end.summary["verdict"]
+        say(f"{name}: {end.summary['status']}: {verdict['message']} (exit {end.code})")
 
 
 def run_roles(
@@ -225,13 +231,13 @@ def run_roles(
         folder.write_json(ROLES, table)
         progress = AttemptProgress(uid, 0, 1, started_at, time.time())
         starts.write_summary(Summary(None, restarts={}, of=progress))
-        gangs = _RoleGangs(RoleBoard(file.roles, lead), runs)
+        gangs = _RoleGangs(RoleBoard(file.roles, lead), runs, signals)
         signals.gang = gangs
         if signals.count:
             # The signal came before there was something to stop.
             gangs.send_signal(signal.SIGINT if signals.is_interrupt else signal.SIGTERM)
         try:
-            gangs.follow(signals, show, say)
+            gangs.follow(show, say)
         except UserError as error:
             verdict = verdict_for_code(contract.BAD_SPEC, error.message)
             starts.write_summary(Summary(verdict, restarts={}, of=progress))
@@ -253,10 +259,10 @@ def _find_result(
 ) -> tuple[str | None, Summary]:
     """Return the role that decides on the result of the job, and the summary of the job."""
     decisive = gangs.decisive
-    if decisive is None and gangs.board.lead in gangs.ends:
-        # The user has stopped the job.
-        decisive = gangs.board.lead
     if decisive is None:
+        # The user has stopped the job.
+        decisive = (gangs.board.list_unfinished_roles() or [gangs.board.lead])[0]
+    if decisive not in gangs.ends:
         reason = StopReason.INTERRUPT if signals.is_interrupt else StopReason.USER
         failure = Failure(FailureKind.STOPPED, stop=StopFacts(reason))
         verdict: Verdict | None = verdict_for_code(contract.PREEMPTED, failure)

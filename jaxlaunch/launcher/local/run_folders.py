@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 RUNS_FOLDER = Path("runs")
 POLL_S = 0.1
-# The file in the run folder of a job with roles, with a RoleTable.
-ROLES = "roles.json"
 # Keys of a job whose numbers are columns of a table.
 HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY = ("hosts",), ("hosts", "max"), ("slices",)
 STEPS_KEY, MAX_CRASHES_KEY = ("train", "steps"), ("restarts", "crash")
@@ -48,7 +46,7 @@ STEPS_KEY, MAX_CRASHES_KEY = ("train", "steps"), ("restarts", "crash")
 
 @dataclasses.dataclass(frozen=True)
 class RoleTable:
-    """The roles of a job on this machine, each of which has a run folder with its name."""
+    """The content of roles.json in the run folder of a job with roles."""
 
     # In the order of their starts.
     names: Sequence[str]
@@ -152,7 +150,7 @@ def find_run(run: str) -> Path | None:
 def read_role_table(folder: Path) -> RoleTable | None:
     """Return the roles of the job in a run folder, or None if it has none."""
     try:
-        table = codec.read_record(RoleTable, RunFolder(folder).read_json(ROLES))
+        table = codec.read_record(RoleTable, RunFolder(folder).read_json(layout.ROLES))
     except codec.MalformedError:
         return None
     # The names must be those of subfolders.

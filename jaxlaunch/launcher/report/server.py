@@ -243,6 +243,10 @@ class RunCatalog:
         for path in runs:
             paths[_folder_id(path)] = path
             rows.append({**self._read_row(path, None), **_link_run(path)})
+            for role in layout.find_own_roles(path):
+                paths[_folder_id(role)] = role
+                name = {"name": escape_controls(f"{path.name}/{role.name}")}
+                rows.append({**self._read_row(role, None), **name, **_link_run(role)})
         self._sweeps = {_folder_id(path): sweep_page.read_sweep(path) for path in sweeps}
         for sweep_id, sweep in self._sweeps.items():
             name = escape_controls(sweep.folder.name)

@@ -14,6 +14,7 @@ from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.local import agents, roles
 from jaxlaunch.launcher.local.roles import RoleBoard
 from jaxlaunch.launcher.local.run import LocalRun
+from jaxlaunch.launcher.report.server import RunCatalog
 from jaxlaunch.runs import layout
 from tests.launcher.invoke import CommandResult, launcher
 
@@ -186,6 +187,8 @@ def test_commands_show_a_job_and_its_roles(
     assert "is a role of t" in run_command("stop", "runs/t/sampler").err
     assert run_command("report", "runs/t").code == 0
     assert "role evaluator" in (tmp_path / "t.html").read_text()
+    rows = RunCatalog(tmp_path / "runs", None, ()).read_table()["runs"]
+    assert [row["name"] for row in rows] == ["t", "t/evaluator", "t/sampler", "t/trainer"]
     assert run_command("delete", "runs/t", "--yes").code == 0 and not list(
         (tmp_path / "runs").iterdir()
     )
