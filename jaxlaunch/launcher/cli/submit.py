@@ -29,6 +29,7 @@ from jaxlaunch.launcher.jobs.submit import Submission, SubmitResult, record_word
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
+from jaxlaunch.launcher.manifests.code import describe_code
 from jaxlaunch.launcher.manifests.jobset import prepare
 
 # Timeout of a call for a dry run, which needs no cluster.
@@ -113,6 +114,8 @@ def submit_command(
     default_values = submission.read_defaults(cluster, job_namespace, defaults_file, say)
     prepared = submission.prepare_job(file, cluster, job_namespace, default_values, say)
     manifests = prepared.manifests_with_secret()
+    if (shipped_code := describe_code(manifests)) is not None:
+        output.show_messages(f"code: {shipped_code}")
     record_words(manifests[0], job_file, overrides, defaults_file)
     to_submit = Submission(cluster, manifests, output.show_messages)
     try:

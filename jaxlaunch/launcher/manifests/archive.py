@@ -73,6 +73,15 @@ def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> byte
     return archive
 
 
+def describe_archive(archive: bytes) -> str:
+    """Return a sentence with the number, the size and the largest files of an archive."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        sizes = {member.name: member.size for member in tar}
+    total, packed = _format_size(sum(sizes.values())), _format_size(len(archive))
+    text = f"{format_count(len(sizes), 'file')} of {total}, packed to {packed}"
+    return f"{text}; the largest: {_list_largest(sizes)}"
+
+
 def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> None:
     included = {posixpath.normpath(name) for name in include}
     names = [entry.name for entry in entries]
@@ -148,13 +157,16 @@ def _write_archive(entries: Sequence[Entry]) -> bytes:
 
 
 def _size_error(problem: str, sizes: dict[str, int], limit: int) -> UserError:
-    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:SHOWN_FILES]
-    largest_files = ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
     message = (
         f"code: the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
     )
     hint = "leave out in .gitignore what no pod needs; data belongs on a volume."
-    return UserError(f"{message} The largest files: {largest_files}.", hint)
+    return UserError(f"{message} The largest files: {_list_largest(sizes)}.", hint)
+
+
+def _list_largest(sizes: dict[str, int]) -> str:
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:SHOWN_FILES]
+    return ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
 
 
 def _format_size(size: int) -> str:

@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -157,3 +157,13 @@ def build_bundle(code: JobCode, base_folder: Path) -> Bundle | None:
         folder = base_folder / code.job.code_folder
         archive_bytes = archive.pack_folder(folder, limit, code.job.code_include)
     return None if agent is None and archive_bytes is None else Bundle(agent, archive_bytes)
+
+
+def describe_code(manifests: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return a sentence about the code in a job's manifests, or None if it ships none."""
+    from jaxlaunch.launcher.manifests import archive
+
+    for manifest in manifests:
+        if content := manifest.get("binaryData", {}).get(CODE_FILE):
+            return archive.describe_archive(base64.b64decode(content))
+    return None

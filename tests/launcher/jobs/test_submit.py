@@ -125,6 +125,17 @@ def test_shared_config_map_gets_another_owner(server: Server, run: Run) -> None:
     assert server.objects[configmap]["binaryData"]
 
 
+def test_submit_lists_shipped_code_by_size(project_folder: Path, run: Run) -> None:
+    folder = project_folder / "mine"
+    (folder / "data").mkdir(parents=True)
+    (folder / "train.py").write_text("pass\n")
+    (folder / "data" / "words.txt").write_text("word\n" * 2048)
+    result = submit_job(run, "code=mine")
+    message = r"code: 2 files of 10 KiB, packed to \d+ bytes; "
+    message += r"the largest: data/words\.txt \(10 KiB\), train\.py \(5 bytes\)\n"
+    assert re.search(message, result.err)
+
+
 def test_manifests_equal_render(server: Server, run: Run) -> None:
     rendered = yaml.safe_load(run("render", "job.yaml").out.split("---\n")[0])
     submit_job(run)
