@@ -468,6 +468,10 @@ def outcome_for_code(code: int) -> Outcome:
     return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
 
 
+# Fields of an AgentJob that its JSON has only if they are set.
+_OPTIONAL_FIELDS = ("sizes", "requeue_codes", "independent", "hold_s", "is_role", "may_fail")
+
+
 @dataclasses.dataclass(frozen=True)
 class AgentJob:
     """The part of a job that its agents read. It is the same on every host."""
@@ -515,6 +519,10 @@ class AgentJob:
     scratch: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     # The size to which the run folder keeps the output of each rank.
     log_bytes: int = 16 * 1024 * 1024
+    # The gang is a role of a job with others.
+    is_role: bool = False
+    # A role whose failure does not end the job: its pods end with exit code 0.
+    may_fail: bool = False
 
     @property
     def phase_timeouts_s(self) -> dict[str, float | None]:
@@ -526,7 +534,7 @@ class AgentJob:
         fields = {
             name: value
             for name, value in dataclasses.asdict(self).items()
-            if name not in ("sizes", "requeue_codes", "independent", "hold_s") or value
+            if name not in _OPTIONAL_FIELDS or value
         }
         return json.dumps(fields, sort_keys=True)
 

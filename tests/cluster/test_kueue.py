@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from jaxlaunch.launcher.diagnose.explain import explanation
-from jaxlaunch.launcher.jobs.status import collect, job_status
-from jaxlaunch.launcher.jobs.status.job_status import State
+from jaxlaunch.launcher.jobs.status import collect, hosts, job_status
+from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.kinds import WORKLOADS
+from jaxlaunch.launcher.kubernetes.kinds import PODS, WORKLOADS
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import PATIENCE_S, run_launcher, start_launcher, write_project
@@ -155,3 +156,98 @@ def test_job_that_is_not_admitted_can_be_waited_for(queue: Queue, checkpoints: P
         (checkpoints / "seen").touch()  # not earlier: a job that has ended is not submitted again
         printed, _ = waiting.communicate(timeout=PATIENCE_S)
     assert (waiting.returncode, "[0] my turn\n" in printed) == (0, True), printed
+
+
+# --- a job with roles -----------------------------------------------------------------------------
+
+TRAINS = """
+import os, pathlib, time
+print('sampler at', os.environ['JAXLAUNCH_ROLE_SAMPLER_ADDRESSES'], flush=True)
+while not pathlib.Path('/ckpt/end').exists(): time.sleep(0.1)
+"""
+SAMPLES = """
+import os, socket, time
+for name in os.environ['JAXLAUNCH_ROLE_TRAINER_ADDRESSES'].split(','):
+    while True:
+        try:
+            socket.gethostbyname(name)
+            break
+        except OSError:
+            time.sleep(0.1)
+    print('found', name, flush=True)
+while True: time.sleep(1)
+"""
+ROLES: dict[str, Any] = {
+    "resources": {"cpu": "50m", "memory": "128Mi"},
+    "restarts": {"in_place": 1, "crash": 2},
+    "jobs": {
+        "trainer": {"hosts": 2, "ends": True, "command": ["python", "-c", TRAINS]},
+        "sampler": {"needs": {"trainer": "started"}, "command": ["python", "-c", SAMPLES]},
+        "evaluator": {"may_fail": True, "command": ["python", "-c", "raise OSError('no data')"]},
+    },
+}
+
+
+def test_roles_are_admitted_together_and_lose_pods_alone(queue: Queue, checkpoints: Path) -> None:
+    first = queue.submit("first", WAITS, hosts=2)
+    first.wait_until_running()
+    folder = write_project(queue.folder / "roles", queue.namespace, {})
+    document = yaml.safe_load((folder / "job.yaml").read_text()) | ROLES
+    document |= {"name": "roles", "image": queue.image, "queue": "queue", "volumes": VOLUMES}
+    del document["command"]
+    (folder / "job.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    submitted = run_launcher(queue.access, folder, "submit", "job.yaml")
+    assert submitted.returncode == 0, submitted.stderr
+    gang = Gang(queue.cluster, queue.namespace, "roles")
+    queue.wait_for_state("roles", State.QUEUED)
+    assert gang.pods == []
+    (checkpoints / "go").touch()
+
+    def read_role(name: str) -> JobStatus:
+        return job_status.derive_status(queue.read_snapshot("roles")).roles[name]
+
+    def pods_of(name: str) -> dict[str, str]:
+        """The uids of the running pods of a role by their names."""
+        return {
+            pod["metadata"]["name"]: pod["metadata"]["uid"]
+            for pod in gang.pods
+            if hosts.is_of_role(pod, name) and pod["status"]["phase"] == "Running"
+        }
+
+    wait_for("the evaluator fails", lambda: read_role("evaluator").state is State.FAILED)
+    assert "OSError: no data" in (read_role("evaluator").verdict or {})["message"]
+    wait_for("the trainer runs", lambda: read_role("trainer").state is State.RUNNING)
+    wait_for("the sampler runs", lambda: read_role("sampler").state is State.RUNNING)
+    trainer, sampler = pods_of("trainer"), pods_of("sampler")
+    assert (len(trainer), len(sampler)) == (2, 1)
+
+    queue.cluster.delete(PODS, *sampler, queue.namespace)
+    wait_for("the sampler is replaced", lambda: pods_of("sampler").keys() - sampler.keys())
+    sampler = pods_of("sampler")
+    assert pods_of("trainer") == trainer
+
+    lost, kept = max(trainer), min(trainer)
+    queue.cluster.delete(PODS, lost, queue.namespace)
+    wait_for("the trainer resumes", lambda: read_role("trainer").attempt == 2)
+    assert pods_of("trainer").keys() > {kept} and lost not in pods_of("trainer")
+    assert pods_of("sampler") == sampler
+    assert gang.counters == (0, 0)
+    assert "found roles-trainer-0-1.roles" in _run(queue, "logs", "roles", "--role", "sampler")
+    assert "role evaluator: failed" in _run(queue, "explain", "roles")
+
+    (checkpoints / "end").touch()
+    assert gang.wait_for_end() == "Completed"
+    status = job_status.derive_status(queue.read_snapshot("roles"))
+    assert (status.state, status.role) == (State.DONE, "trainer")
+    states = {name: role.state for name, role in status.roles.items()}
+    assert states == {
+        "trainer": State.DONE,
+        "sampler": State.STOPPED,
+        "evaluator": State.FAILED,
+    }
+
+
+def _run(queue: Queue, *words: str) -> str:
+    done = run_launcher(queue.access, queue.folder, *words, "-n", queue.namespace)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

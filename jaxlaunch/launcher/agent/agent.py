@@ -251,11 +251,12 @@ class Agent:
                 self._config.generation,
                 self._member.state.attempt,
             )
+        code = self._verdict.code
         if replaces:
-            return contract.agent_exit_code(
-                self._verdict.code, does_gang_continue=self._leaves_alone
-            )
-        return self._verdict.code
+            code = contract.agent_exit_code(code, does_gang_continue=self._leaves_alone)
+        # A Job that fails would end or restart the other roles. The termination message has the
+        # verdict.
+        return contract.DONE if self._config.job.may_fail and code != contract.LEFT_GANG else code
 
     def _finish(self, verdict: Verdict, leaves_alone: bool) -> None:
         """End the agent with its first verdict.

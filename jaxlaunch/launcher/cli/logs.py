@@ -23,7 +23,7 @@ from jaxlaunch.launcher.jobs import volume
 from jaxlaunch.launcher.jobs.logs import follow
 from jaxlaunch.launcher.jobs.logs import lines as logs
 from jaxlaunch.launcher.jobs.logs.lines import Line, LogSource, LogWindow, Selection
-from jaxlaunch.launcher.jobs.status import collect, hosts
+from jaxlaunch.launcher.jobs.status import collect, hosts, roles
 from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
@@ -112,10 +112,9 @@ def logs_command(
     if run is not None:
         run_options = selection, has_rank_option, tail, as_json, is_following, previous
         return _show_roles(run, since, role, *run_options)
-    if role is not None:
-        raise UserError(f"--role {role} is for a run on this machine.", "leave it out.")
     cluster = job_view.connect_cluster(name, context, location, show_messages)
     snapshot = _read_job(cluster, namespace or cluster.namespace, name)
+    snapshot, role = _choose_role(snapshot, role)
     is_growing = is_following and terminal_state(snapshot.jobset) is None
     # A follower reads the pods again later, so only a refusal is final.
     unread_reasons = snapshot.forbidden if is_growing else snapshot.unread_reasons
@@ -125,7 +124,7 @@ def logs_command(
     failed_rank = None if last_end is None else last_end.verdict.rank
     processes = hosts.initial_members(snapshot.jobset).process_count
     selection = _choose_ranks(selection, has_rank_option, processes, failed_rank)
-    printer = Printer(selection, as_json=as_json)
+    printer = Printer(selection, as_json=as_json, role=role or "")
     if is_from_volume:
         return _show_volume(cluster, snapshot, selection, tail, printer, previous=previous)
     if previous:
@@ -136,7 +135,14 @@ def logs_command(
         return _show_pods(cluster, snapshot, selection, window, printer)
     show, say = printer.show_line, show_messages
     follow.follow_logs(
-        cluster, snapshot.namespace, name, selection=selection, show=show, say=say, window=window
+        cluster,
+        snapshot.namespace,
+        name,
+        selection=selection,
+        show=show,
+        say=say,
+        window=window,
+        role=role,
     )
     return 0
 
@@ -154,6 +160,21 @@ def _read_job(cluster: Cluster, namespace: str, name: str) -> Snapshot:
         message = f"Job {name} not found in namespace {snapshot.namespace}."
         raise UserError(message, "see `launcher list`.")
     return snapshot
+
+
+def _choose_role(snapshot: Snapshot, role: str | None) -> tuple[Snapshot, str | None]:
+    """Return a role as a job of its own, by default the one that decides, and its name."""
+    parts = roles.split_roles(snapshot)
+    if role is not None and role not in parts:
+        message = f"--role {role}: {snapshot.name} has no role of that name."
+        raise UserError(message, f"its roles: {', '.join(parts) or 'none'}.")
+    if not parts:
+        return snapshot, None
+    chosen = role or roles.find_decisive_role(snapshot) or next(iter(parts))
+    if role is None:
+        others = ", ".join(name for name in parts if name != chosen)
+        show_messages(f"showing role {chosen}; --role NAME shows another: {others}")
+    return parts[chosen], chosen
 
 
 def _choose_ranks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,19 +80,30 @@ def plan_command(
     train step and the eval step, without the device. The exit code is 2 if the training cannot fit.
     """
     cluster_defaults = defaults.load_defaults(defaults_file)
-    file = jobs.read_job(job_file, overrides)
-    plan = plan_job(
-        file,
-        cluster_defaults,
-        requires_cluster=for_cluster,
-        lists_sharding=sharding,
-        is_compiled=is_compiled,
-        price=price,
-        show=output.show_messages,
-    )
-    lines = map(screen_lines.make_paragraph, _describe_plan(file.spec, plan))
-    output.show_result(plan, output_format, lines)
-    return 0 if fits_devices(plan) else EXIT_NO_FIT
+    file = jobs.read_job(job_file, overrides, may_have_roles=True)
+    parts = [
+        (
+            part,
+            plan_job(
+                part,
+                cluster_defaults,
+                requires_cluster=for_cluster,
+                lists_sharding=sharding,
+                is_compiled=is_compiled,
+                price=price,
+                show=output.show_messages,
+            ),
+        )
+        for part, _ in file.list_parts()
+    ]
+    plan = next(plan for part, plan in parts if part.spec is file.spec)
+    if file.roles:
+        names = [role.name for role in file.roles]
+        role_plans = dict(zip(names, (plan for _, plan in parts), strict=True))
+        plan = {**plan, "name": file.name, "roles": role_plans}
+    texts = itertools.chain(*(_describe_plan(part.spec, plan) for part, plan in parts))
+    output.show_result(plan, output_format, map(screen_lines.make_paragraph, texts))
+    return 0 if all(fits_devices(plan) for _, plan in parts) else EXIT_NO_FIT
 
 
 def _describe_plan(job: JobSpec, plan: JobPlan) -> Iterator[str]:

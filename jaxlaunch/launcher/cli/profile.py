@@ -157,7 +157,7 @@ def _loopback_sender(address: str) -> Callable[[str, str], tuple[int, Answer]]:
 
 def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
     """Return the agents of a job on a cluster. Raises UserError if none runs."""
-    jobset = dependents.get_managed_jobset(cluster, name, namespace)
+    jobset = hosts.select_lead(dependents.get_managed_jobset(cluster, name, namespace))
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
     newest = hosts.newest_hosts(jobset, pods)
     running = [host for host in newest if host.running and not host.is_init]

@@ -45,14 +45,14 @@ def render_command(
         raise click.UsageError("--run-dir and --volume need --slurm.")
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     cluster_defaults = defaults.load_defaults(defaults_file)
-    file = jobs.read_job(job_file, overrides)
+    file = jobs.read_job(job_file, overrides, may_have_roles=True)
     manifests = prepare(file, cluster_defaults).manifests
     if output_format == "json":
         output.show_data({"apiVersion": "v1", "kind": "List", "items": manifests}, "json")
     else:
         output.show_documents(manifests)
     if file.spec.gang_secret:
-        output.show_messages(security.secret_instruction(file.spec.name))
+        output.show_messages(security.secret_instruction(file.name))
 
 
 def _render_slurm(

@@ -28,7 +28,7 @@ from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.submit import Submission, SubmitResult, record_words
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.launcher.kubernetes.objects import Obj
+from jaxlaunch.launcher.kubernetes.objects import Obj, lead_name
 from jaxlaunch.launcher.manifests.code import describe_code
 from jaxlaunch.launcher.manifests.jobset import prepare
 
@@ -104,7 +104,8 @@ def submit_command(
     is_watching = is_waiting or is_following
     if timeout is not None and not is_watching:
         raise UserError("--timeout needs --wait or --follow.", "add one of them.")
-    limit_s, file = options.parse_duration("--timeout", timeout), jobs.read_job(job_file, overrides)
+    limit_s = options.parse_duration("--timeout", timeout)
+    file = jobs.read_job(job_file, overrides, may_have_roles=True)
     if dry_run == "client":
         print_manifests([file], context, defaults_file)
         return 0
@@ -228,11 +229,14 @@ def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: f
         show_state = ignore_message if is_following else say
         wait = BackgroundWait(cluster, jobset, limit_s, show_state)
         if is_following:
-            selection = lines.default_selection(hosts.initial_members(jobset).process_count)
+            role = lead_name(jobset) if hosts.list_roles(jobset) else None
+            members = hosts.initial_members(hosts.select_lead(jobset))
+            selection = lines.default_selection(members.process_count)
             if selection.ranks is not None:
                 command = f"launcher logs -n {namespace} -f {name} --rank N"
                 say(f"showing rank 0 alone; `{command}` shows others")
-            show, is_over = output.Printer(selection).show_line, wait.is_over
+            show = output.Printer(selection, role=role or "").show_line
+            is_over = wait.is_over
             follow.follow_logs(
                 cluster,
                 namespace,
@@ -241,6 +245,7 @@ def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: f
                 show=show,
                 say=say,
                 should_stop=is_over,
+                role=role,
             )
         status = wait.result()
     except WaitTimeoutError:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,7 +13,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.job.request import list_smaller_gangs, summarize_job
+from jaxlaunch.launcher.job.request import list_smaller_gangs, summarize_file, summarize_job
 from jaxlaunch.launcher.local import job_notes
 from jaxlaunch.launcher.wording import format_count
 from jaxlaunch.trainer.spec import format_axes
@@ -83,11 +82,7 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], output_format: 
     lines = itertools.chain(
         [f"{job_file}: ok"], *(_describe_job(spec, file.folder) for spec in specs)
     )
-    summary: Mapping[str, Any] = summarize_job(file.spec)
-    if file.roles:
-        roles = {role.name: summarize_job(role.file.spec) for role in file.roles}
-        summary = {"name": file.name, "roles": roles}
-    output.show_result(summary, output_format, lines)
+    output.show_result(summarize_file(file), output_format, lines)
 
 
 def _describe_job(job: JobSpec, folder: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs import dependents, lifecycle
-from jaxlaunch.launcher.jobs.status import collect
+from jaxlaunch.launcher.jobs.status import collect, roles
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
@@ -74,6 +74,7 @@ def stop_job(
     snapshot = collect.read_snapshot(cluster, namespace, name)
     if not isinstance(snapshot, Snapshot):
         raise lifecycle.deleted_error(cluster, jobset["metadata"])
+    snapshot = roles.decisive_part(snapshot)
     stopping_pods = lifecycle.StoppingPods(cluster, jobset)
     final_records = lifecycle.FinalRecords(cluster, snapshot)
     lifecycle.stop_job(cluster, jobset)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.errors import ClusterError, UserError
-from jaxlaunch.launcher.jobs.status import collect, job_status
+from jaxlaunch.launcher.jobs.status import collect, job_status, roles
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes import kubeconfig
@@ -215,9 +215,8 @@ class ClusterView(JobView):
 
         answer, status = diagnose_job(self.snapshot).answer, self.status
         # Agents do not know who sent a signal, or what another container of their pod does.
-        is_cause_unknown = is_oom(self.snapshot) or (
-            explain_excess_eviction(self.snapshot) is not None
-        )
+        part = roles.decisive_part(self.snapshot)
+        is_cause_unknown = is_oom(part) or explain_excess_eviction(part) is not None
         has_full_verdict = status.verdict is not None and not is_cause_unknown
         if (status.phase is not None or has_full_verdict) and answer.situation != "sidecar":
             return ""
@@ -229,7 +228,10 @@ class ClusterView(JobView):
         return job_status.describe_as_of(self.status, self.snapshot.now)
 
     def detail_tables(self) -> list[Table]:
-        """Return the table of hosts. Those that are not ready are first."""
-        rows = [HOST_HEADS, *job_status.list_host_rows(self.snapshot, MAX_HOSTS)]
-        hidden = len(self.snapshot.hosts) - MAX_HOSTS
-        return [rows] if hidden <= 0 else [rows, [(f"… and {hidden} more hosts",)]]
+        """Return the table of hosts of each role. Those that are not ready are first."""
+        tables = list[Table]()
+        for part in roles.split_roles(self.snapshot).values() or (self.snapshot,):
+            tables.append([HOST_HEADS, *job_status.list_host_rows(part, MAX_HOSTS)])
+            if (hidden := len(part.hosts) - MAX_HOSTS) > 0:
+                tables.append([(f"… and {hidden} more hosts",)])
+        return tables

@@ -66,8 +66,24 @@ class JobFile:
     @property
     def lead(self) -> RoleJob | None:
         """The first role of the file that ends the job; None without roles."""
-        names = roles.list_ending_roles(self.source.data["jobs"]) if self.roles else ()
-        return next((role for role in self.roles if role.name in names[:1]), None)
+        return next((role for role in self.roles if role.name == self._lead_name), None)
+
+    @property
+    def _lead_name(self) -> str | None:
+        return roles.list_ending_roles(self.source.data["jobs"])[0] if self.roles else None
+
+    def with_values(self, **values: Any) -> JobFile:
+        """Return the job, and each of its roles, with these values of keys."""
+        role_jobs = tuple(
+            dataclasses.replace(role, file=role.file.with_values(**values)) for role in self.roles
+        )
+        lead = next((role.file.spec for role in role_jobs if role.name == self._lead_name), None)
+        spec = lead or self.spec.model_copy(update=values)
+        return dataclasses.replace(self, spec=spec, roles=role_jobs)
+
+    def list_parts(self) -> list[tuple[JobFile, tuple[str, Role] | None]]:
+        """Return the file of each role with its name and settings, or this file alone."""
+        return [(role.file, (role.name, role.role)) for role in self.roles] or [(self, None)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +166,9 @@ def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     spec = None
     if messages.value_at(source.data, ("jobs",)) is not None:
         message = "jobs: this command does not support a job with roles."
-        faults.append(Fault(("jobs",), message, "validate, run, render and submit support them."))
+        faults.append(
+            Fault(("jobs",), message, "run, validate, plan, render and submit support them.")
+        )
         raise JobFaultsError([source.locate(fault) for fault in faults])
     if isinstance(source.data, dict):
         spec = _validate_data(source, faults)

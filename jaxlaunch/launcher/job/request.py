@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NotRequired
+from typing import TYPE_CHECKING, Any, NotRequired
 
 # pydantic, which makes the schema of these classes, needs this class before Python 3.12.
 from typing_extensions import TypedDict
@@ -12,6 +12,9 @@ from typing_extensions import TypedDict
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.trainer.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.job.load import JobFile
 
 
 class BatchLayout(TypedDict):
@@ -49,6 +52,16 @@ class JobRequest(TypedDict):
     batch: NotRequired[int]
     accumulate: NotRequired[int]
     batch_per_device: NotRequired[int]
+    # The same of each role by its name. The other fields are then those of the lead.
+    roles: NotRequired[Mapping[str, Any]]
+
+
+def summarize_file(file: JobFile) -> JobRequest:
+    """Return the request of a job, and of each of its roles."""
+    if not file.roles:
+        return summarize_job(file.spec)
+    roles = {role.name: summarize_job(role.file.spec) for role in file.roles}
+    return {**summarize_job(file.spec), "name": file.name, "roles": roles}
 
 
 def summarize_job(job: JobSpec) -> JobRequest:

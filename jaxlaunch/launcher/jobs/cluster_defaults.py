@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,7 @@ def resolve_gang_secret(
     """
     if file.spec.gang_secret is not None:
         return file
-    has_several_hosts = file.spec.host_count > 1
+    has_several_hosts = any(part.spec.host_count > 1 for part, _ in file.list_parts())
     is_allowed = has_several_hosts and cluster.is_allowed("create", SECRETS, namespace)
     if has_several_hosts and not is_allowed:
         say(
@@ -57,4 +56,4 @@ def resolve_gang_secret(
             "k8s/install.yaml has it within its policy; gang_secret: false accepts it and says "
             "nothing"
         )
-    return dataclasses.replace(file, spec=file.spec.model_copy(update={"gang_secret": is_allowed}))
+    return file.with_values(gang_secret=is_allowed)

@@ -31,7 +31,7 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     manifest_kind,
 )
 from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, MANAGED_BY
-from jaxlaunch.launcher.kubernetes.objects import pod_template
+from jaxlaunch.launcher.kubernetes.objects import pod_templates
 
 # Errors of the server are retried for this long.
 RETRY_TIMEOUT_S = 30.0
@@ -300,11 +300,15 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
     """
     metadata = jobset["metadata"]
     lines = [f"{JOBSETS.qualified_name(metadata['name'])} deleted"]
-    volumes = pod_template(jobset)["spec"].get("volumes") or ()
-    config_map_names = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+    config_map_names = [
+        volume["configMap"]["name"]
+        for template in pod_templates(jobset)
+        for volume in template["spec"].get("volumes") or ()
+        if "configMap" in volume
+    ]
     candidates = [
         (NETWORK_POLICIES, metadata["name"]),
-        *((CONFIGMAPS, name) for name in config_map_names),
+        *((CONFIGMAPS, name) for name in dict.fromkeys(config_map_names)),
     ]
     for kind, name in candidates:
         obj = None

@@ -57,9 +57,28 @@ def is_suspended(jobset: Obj) -> bool:
 
 
 def pod_template(jobset: Obj) -> Obj:
-    """Return the pod template of a JobSet's first replicated job. jaxlaunch creates only one."""
-    first = next(iter(replicated_jobs(jobset)), {})
-    template: Obj = first.get("template", {}).get("spec", {}).get("template", {})
+    """Return the pod template of a JobSet's first replicated job, or of its lead.
+
+    The lead is the first role that ends the job.
+    """
+    jobs, lead = replicated_jobs(jobset), lead_name(jobset)
+    first = jobs[0] if jobs else {}
+    return _job_template(next((job for job in jobs if job.get("name") == lead), first))
+
+
+def lead_name(jobset: Obj) -> str | None:
+    """Return the name of the first replicated job that ends the JobSet, or None if all do."""
+    policy = jobset.get("spec", {}).get("successPolicy") or {}
+    return next(iter(policy.get("targetReplicatedJobs") or ()), None)
+
+
+def pod_templates(jobset: Obj) -> list[Obj]:
+    """Return the pod templates of all replicated jobs of a JobSet."""
+    return [_job_template(job) for job in replicated_jobs(jobset)]
+
+
+def _job_template(job: Obj) -> Obj:
+    template: Obj = job.get("template", {}).get("spec", {}).get("template", {})
     return template
 
 

@@ -25,7 +25,7 @@ from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.local import paths as local_paths
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.local.run import LocalRun, job_variables, make_agent_job
-from jaxlaunch.launcher.manifests.jobset import exit_codes
+from jaxlaunch.launcher.manifests.failures import exit_codes
 from jaxlaunch.runs import layout
 
 _SCRIPT = r"""#!/bin/bash

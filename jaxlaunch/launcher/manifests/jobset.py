@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxlaunch import contract, isolated
-from jaxlaunch.contract import LEFT_GANG, OUTCOMES, Action
 from jaxlaunch.launcher.errors import Fault, JobFaultsError, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.job.schema import JobSpec, Role
 from jaxlaunch.launcher.kubernetes import objects, pod_rules
 from jaxlaunch.launcher.kubernetes.labels import (
     EXCLUSIVE_TOPOLOGY,
@@ -42,6 +42,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
 from jaxlaunch.launcher.kubernetes.merge import merge_patch
 from jaxlaunch.launcher.manifests import code, gang, network, nodes, security, storage
 from jaxlaunch.launcher.manifests.code import Bundle, JobCode
+from jaxlaunch.launcher.manifests.failures import failure_policy, job_spec
 from jaxlaunch.launcher.manifests.network import JobNetwork, render_env
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.security import JobSecurity
@@ -50,10 +51,33 @@ from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE
 
 
 @dataclasses.dataclass(frozen=True)
+class ReplicatedJob:
+    """The replicated job of a gang in its JobSet, the only one unless the job has roles.
+
+    Attributes:
+        jobset: Name of the JobSet.
+        name: Name of the replicated job, which is that of the role.
+        role: The role, or None if the job has none.
+        variables: Environment variables by which the roles know each other.
+    """
+
+    jobset: str
+    name: str = REPLICATED_JOB
+    role: Role | None = None
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def host_names(self, spec: JobSpec) -> list[str]:
+        """Return the DNS names of the pods, in the order of the hosts."""
+        indexes = itertools.product(range(spec.slices), range(spec.pods))
+        return [f"{self.jobset}-{self.name}-{job}-{pod}.{self.jobset}" for job, pod in indexes]
+
+
+@dataclasses.dataclass(frozen=True)
 class ResolvedJob:
-    """A job combined with the cluster defaults. `spec` is the unchanged job."""
+    """A job, or a role of one, combined with the cluster defaults. `spec` is unchanged."""
 
     spec: JobSpec
+    replicated_job: ReplicatedJob
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     network: JobNetwork
@@ -68,6 +92,17 @@ class ResolvedJob:
     # The name of the folder of the job's file.
     folder_name: str = ""
 
+    @property
+    def replaces_hosts(self) -> bool:
+        """Return whether the Job replaces a lost pod, and does not end.
+
+        In a job with roles, the end of a Job would restart all roles or end them.
+        """
+        role, spec = self.replicated_job.role, self.spec
+        if role is None or spec.accelerator.platform == "tpu":
+            return spec.replaces_hosts
+        return role.may_fail or (spec.restarts.crash > 0 and spec.restarts.in_place > 0)
+
     def find_faults(self) -> Iterator[Fault]:
         """Yield every fault that prevents the job from running on the cluster."""
         yield from code.find_faults(
@@ -78,9 +113,11 @@ class ResolvedJob:
         yield from storage.find_faults(self.storage)
 
 
-def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
+def resolve(
+    job: JobSpec, defaults: ClusterDefaults, replicated_job: ReplicatedJob | None = None
+) -> ResolvedJob:
     """Combine the job with the cluster defaults, which apply where the job sets nothing."""
-    values = defaults.values
+    values, replicated_job = defaults.values, replicated_job or ReplicatedJob(job.name)
     platform = job.platform or values.platform
     job_network = network.resolve(job, values, platform)
     job_storage = storage.resolve(job, values, platform)
@@ -90,14 +127,21 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
     }
     return ResolvedJob(
         spec=job,
+        replicated_job=replicated_job,
         labels=values.labels | job.labels,
         annotations=values.annotations | job.annotations,
         network=job_network,
         nodes=nodes.resolve(job, values, platform, job_network.choice),
         storage=job_storage,
-        security=security.resolve(job, values, pins_memory=job_network.pinning is not None),
+        security=security.resolve(
+            job,
+            values,
+            owner=replicated_job.jobset,
+            pins_memory=job_network.pinning is not None,
+        ),
         code=code.resolve_code(job, values),
-        gang_version=values.gang_scheduling,
+        # Roles that need another one start later than the others.
+        gang_version=values.gang_scheduling if replicated_job.role is None else None,
         default_keys={**default_keys, **job_network.default_keys, **job_storage.default_keys},
     )
 
@@ -116,8 +160,6 @@ _FIELD_PATHS = {
 }
 
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
-
-_TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
 class PreparedJob(NamedTuple):
@@ -139,17 +181,59 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     `namespace` applies if the job names none. Raises JobFaultsError with all faults, and
     UserError for code that cannot be packed.
     """
-    job = dataclasses.replace(resolve(file.spec, defaults), folder_name=file.folder.resolve().name)
-    if faults := list(job.find_faults()):
-        raise _faults_error(faults, job.default_keys, file, defaults)
-    manifests = render(job, code.build_bundle(job.code, file.folder))
-    if faults := list(pod_rules.find_template_faults(objects.pod_template(manifests[0]))):
-        raise _faults_error(faults, job.default_keys, file, defaults)
+    parts = resolve_parts(file, defaults)
+    located = list[Fault]()
+    for part, job in parts:
+        located += _locate_faults(job.find_faults(), job, part, defaults)
+    if not located:
+        bundles = [code.build_bundle(job.code, file.folder) for _, job in parts]
+        manifests = _render_parts([job for _, job in parts], bundles)
+        for (part, job), template in zip(parts, objects.pod_templates(manifests[0]), strict=True):
+            faults = pod_rules.find_template_faults(template)
+            located += _locate_faults(faults, job, part, defaults)
+    if located:
+        raise JobFaultsError(list(dict.fromkeys(located)))
     # Set after rendering, so that the digest of the JobSet does not depend on the context.
     if namespace is not None:
         for manifest in manifests:
             manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
-    return PreparedJob(job, manifests)
+    lead = next(job for part, job in parts if part.spec is file.spec)
+    return PreparedJob(lead, manifests)
+
+
+def resolve_parts(file: JobFile, defaults: ClusterDefaults) -> list[tuple[JobFile, ResolvedJob]]:
+    """Return the job, or each of its roles in the order in which they start, with its file."""
+    folder_name = file.folder.resolve().name
+    parts = [
+        (part, ReplicatedJob(file.name) if role is None else ReplicatedJob(file.name, *role))
+        for part, role in file.list_parts()
+    ]
+    jobs = [
+        dataclasses.replace(resolve(part.spec, defaults, place), folder_name=folder_name)
+        for part, place in parts
+    ]
+    if file.roles:
+        variables = _role_variables(jobs)
+        jobs = [_add_variables(job, variables) for job in jobs]
+    return list(zip((part for part, _ in parts), jobs, strict=True))
+
+
+def _add_variables(job: ResolvedJob, variables: dict[str, str]) -> ResolvedJob:
+    own_role = {contract.ROLE: job.replicated_job.name}
+    replicated_job = dataclasses.replace(job.replicated_job, variables=own_role | variables)
+    return dataclasses.replace(job, replicated_job=replicated_job)
+
+
+def _role_variables(jobs: Iterable[ResolvedJob]) -> dict[str, str]:
+    """Return the variables with the addresses and the run folder of each role."""
+    variables = {}
+    for job in jobs:
+        role, folder = job.replicated_job.name, job.storage.run_folder
+        addresses = job.replicated_job.host_names(job.spec)
+        variables[contract.role_addresses_variable(role)] = ",".join(addresses)
+        if folder is not None:
+            variables[contract.role_folder_variable(role)] = folder
+    return variables
 
 
 # Values of `prepare_despite_faults` that neither the job nor the cluster defaults set.
@@ -181,57 +265,95 @@ def prepare_despite_faults(
         return faults, None
 
 
-def _faults_error(
-    faults: Iterable[Fault],
-    default_keys: Mapping[KeyPath, KeyPath],
-    file: JobFile,
-    defaults: ClusterDefaults,
-) -> JobFaultsError:
-    """Return an error with the line of each fault in the job file or in the cluster defaults."""
-    located = []
+def _locate_faults(
+    faults: Iterable[Fault], job: ResolvedJob, file: JobFile, defaults: ClusterDefaults
+) -> Iterator[Fault]:
+    """Yield each fault with its line in the job file or in the cluster defaults."""
     for fault in faults:
         prefixes = (fault.path[:end] for end in range(len(fault.path), 0, -1))
-        source = next((default_keys[path] for path in prefixes if path in default_keys), None)
+        keys = job.default_keys
+        source = next((keys[path] for path in prefixes if path in keys), None)
         if source is None:
-            located.append(file.source.locate(fault))
+            if job.replicated_job.role is not None:
+                message = f"jobs.{job.replicated_job.name}: {fault.message}"
+                fault = dataclasses.replace(fault, message=message)
+            yield file.source.locate(fault)
         else:
             fault = defaults.source.locate(dataclasses.replace(fault, path=source))
-            located.append(dataclasses.replace(fault, line=LINE_AFTER_FILE + fault.line))
-    return JobFaultsError(located)
+            yield dataclasses.replace(fault, line=LINE_AFTER_FILE + fault.line)
 
 
 def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any]]:
-    """Return the manifests: the JobSet, and the objects that it needs."""
-    metadata: dict[str, Any] = {"name": job.spec.name}
-    if job.spec.namespace is not None:
-        metadata["namespace"] = job.spec.namespace
-    metadata["labels"] = {**job.labels, **MANAGED_LABELS, JOB_LABEL: job.spec.name}
-    if job.annotations:
-        metadata["annotations"] = dict(job.annotations)
-    return [
-        _render_jobset(job, metadata, bundle),
-        *network.render_policy(job.network, metadata),
-        *network.claim_manifests(job.network, job.nodes, metadata),
-        *gang.gang_manifests(job.spec, job.gang_version, metadata),
-        *([] if bundle is None else [bundle.config_map(job.spec.namespace)]),
-    ]
+    """Return the manifests of a job without roles: the JobSet, and the objects that it needs."""
+    return _render_parts([job], [bundle])
+
+
+def _render_parts(
+    jobs: Sequence[ResolvedJob], bundles: Sequence[Bundle | None]
+) -> list[dict[str, Any]]:
+    # Keys of the whole job are the same in each role.
+    first = jobs[0]
+    metadata: dict[str, Any] = {"name": first.replicated_job.jobset}
+    if first.spec.namespace is not None:
+        metadata["namespace"] = first.spec.namespace
+    job_label = {JOB_LABEL: first.replicated_job.jobset}
+    metadata["labels"] = {**first.labels, **MANAGED_LABELS, **job_label}
+    if first.annotations:
+        metadata["annotations"] = dict(first.annotations)
+    bundle_by_name = {bundle.name: bundle for bundle in bundles if bundle is not None}
+    manifests = [_render_jobset(jobs, metadata, bundles)]
+    # One policy admits the pods of all roles. Those on the host's network have none.
+    policies = (network.render_policy(job.network, metadata) for job in jobs)
+    manifests += next(filter(None, policies), [])
+    for job in jobs:
+        manifests += network.claim_manifests(job.network, job.nodes, metadata)
+        manifests += gang.gang_manifests(job.spec, job.gang_version, metadata)
+    config_maps = [item.config_map(first.spec.namespace) for item in bundle_by_name.values()]
+    return manifests + config_maps
 
 
 def _render_jobset(
-    job: ResolvedJob, metadata: dict[str, Any], bundle: Bundle | None
+    jobs: Sequence[ResolvedJob], metadata: dict[str, Any], bundles: Sequence[Bundle | None]
 ) -> dict[str, Any]:
-    annotations = metadata.get("annotations", {}) | _jobset_annotations(job)
-    template = {"spec": {**_job_spec(job), "template": pod_template(job, metadata, bundle)}}
-    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": template}
+    annotations = metadata.get("annotations", {})
+    replicated_jobs = []
+    for job, bundle in zip(jobs, bundles, strict=True):
+        place, role = job.replicated_job, job.replicated_job.role
+        may_fail = role is not None and role.may_fail
+        policies = job_spec(job.spec, replaces_hosts=job.replaces_hosts, may_fail=may_fail)
+        pods = pod_template(job, metadata, bundle)
+        template: dict[str, Any] = {"spec": {**policies, "template": pods}}
+        if role is None:
+            annotations = annotations | _placement_annotations(job)
+        elif placement := _placement_annotations(job):
+            # On the JobSet, it would apply to all roles.
+            template["metadata"] = {"annotations": placement}
+        annotations = annotations | _jobset_annotations(job)
+        part = {"name": place.name, "replicas": job.spec.slices, "template": template}
+        if role is not None and role.needs:
+            part["dependsOn"] = [{"name": name, "status": "Ready"} for name in role.needs]
+        replicated_jobs.append(part)
+    first, places = jobs[0], [job.replicated_job for job in jobs]
+    ending_names = [place.name for place in places if place.role is None or place.role.ends]
+    # A role that may fail never fails its Job.
+    limits = [
+        job.spec.restarts.crash
+        for job in jobs
+        if job.replicated_job.role is None or not job.replicated_job.role.may_fail
+    ]
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "successPolicy": {"operator": "All", **_TARGETS},
-        "failurePolicy": _failure_policy(job),
-        "replicatedJobs": [slices],
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ending_names},
+        "failurePolicy": failure_policy(
+            [place.name for place in places],
+            max(limits),
+            has_deadline=first.spec.deadline is not None,
+        ),
+        "replicatedJobs": replicated_jobs,
     }
-    if job.spec.ttl is not None:
-        spec["ttlSecondsAfterFinished"] = int(job.spec.ttl)
-    labels = metadata["labels"] | _jobset_labels(job)
+    if first.spec.ttl is not None:
+        spec["ttlSecondsAfterFinished"] = int(first.spec.ttl)
+    labels = metadata["labels"] | _jobset_labels(first)
     jobset_metadata = {**metadata, "labels": labels, "annotations": annotations}
     jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": jobset_metadata}
     jobset["spec"] = spec
@@ -252,103 +374,21 @@ def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
     return labels
 
 
-def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
-    annotations, spec = {}, job.spec
+def _placement_annotations(job: ResolvedJob) -> dict[str, str]:
+    spec = job.spec
     # Slices of one host share a node pool; each slice of several hosts has its own.
     spans_hosts = spec.accelerator.platform == "tpu" and spec.hosts > 1
     is_placed = spec.placement is not None and spec.placement.required is not None
     if spans_hosts and not is_placed and job.nodes.slice_label is not None:
-        annotations[EXCLUSIVE_TOPOLOGY] = job.nodes.slice_label
-    if spec.capacity == "flex-start" and spec.deadline is not None and job.nodes.queue is not None:
-        annotations[MAX_RUN_DURATION] = str(int(spec.deadline))
-    return annotations
+        return {EXCLUSIVE_TOPOLOGY: job.nodes.slice_label}
+    return {}
 
 
-def exit_codes(action: Action) -> list[int]:
-    """Return the exit codes to which JobSet responds with this action."""
-    return sorted(code for code, outcome in OUTCOMES.items() if outcome.action is action)
-
-
-def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
-    """Return JobSet's rules for a failed Job; the first match applies.
-
-    The patterns match messages of Kubernetes' pod failure policy. After any other failure, all pods
-    are restarted, which counts toward `restarts.crash`.
-    """
-
-    def exit_code_pattern(action: Action) -> str:
-        numbers = "|".join(map(str, exit_codes(action)))
-        return f"failed with exit code {numbers if '|' not in numbers else f'({numbers})'} matching"
-
-    free = f"has condition DisruptionTarget|{exit_code_pattern(Action.RESTART_UNCHARGED)}"
-    rules = [
-        _failure_rule("stopped_from_outside", Action.RESTART_UNCHARGED, free),
-        _failure_rule("permanent", Action.FAIL, exit_code_pattern(Action.FAIL)),
-    ]
-    if job.spec.deadline is not None:
-        rules.append(_failure_rule("deadline", Action.FAIL))
-    limit = {"maxRestarts": job.spec.restarts.crash, "restartStrategy": "BlockingRecreate"}
-    return {**limit, "rules": rules}
-
-
-def _failure_rule(name: str, action: Action, pattern: str | None = None) -> dict[str, Any]:
-    rule = {"name": name, "action": action.value, **_TARGETS}
-    if pattern is None:
-        return {**rule, "onJobFailureReasons": ["DeadlineExceeded"]}
-    patterns = {"onJobFailureMessagePatterns": [pattern]}
-    return {**rule, "onJobFailureReasons": ["PodFailurePolicy"], **patterns}
-
-
-def _job_spec(job: ResolvedJob) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "completionMode": "Indexed",
-        "completions": job.spec.pods,
-        "parallelism": job.spec.pods,
-        "podReplacementPolicy": "Failed",
-    }
-    if job.spec.replaces_hosts:
-        spec |= _replacement_spec(job)
-    else:
-        # A failed pod ends its Job at once, and JobSet decides what follows.
-        deciding_codes = sorted([*exit_codes(Action.FAIL), *exit_codes(Action.RESTART_UNCHARGED)])
-        rules = [_disruption_rule("FailJob"), _exit_code_rule("FailJob", deciding_codes)]
-        spec |= {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
-    if job.spec.deadline is not None:
-        # This limits the time of each Job. Only Kueue limits the sum over restarts.
-        spec["activeDeadlineSeconds"] = int(job.spec.deadline)
-    return spec
-
-
-def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
-    """Return the keys of a Job that replaces each failed pod alone, while the other hosts wait.
-
-    The pods of a TPU slice are always replaced together. Exit codes on which the gang has agreed
-    still end the Job. Disruptions, and pods that the gang has stopped, do not count. The limit
-    applies to each pod. Kubernetes delays a replacement by 10 s, doubled for each failure of the
-    same pod.
-    """
-    rules = [
-        _exit_code_rule("FailJob", list(contract.GANG_CODES)),
-        _disruption_rule("Ignore"),
-        _exit_code_rule("Ignore", [LEFT_GANG]),
-    ]
+def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
     spec = job.spec
-    spare_pods = spec.pods - min(spec.trainable_host_counts, default=spec.pods)
-    limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash}
-    limits["maxFailedIndexes"] = spare_pods
-    # Host 0 ends last, so its success completes the Job even if other pods were never replaced.
-    if spare_pods:
-        limits["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
-    return {**limits, "podFailurePolicy": {"rules": rules}}
-
-
-def _disruption_rule(action: str) -> dict[str, Any]:
-    return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-
-
-def _exit_code_rule(action: str, values: list[int]) -> dict[str, Any]:
-    codes = {"containerName": MAIN_CONTAINER, "operator": "In", "values": values}
-    return {"action": action, "onExitCodes": codes}
+    if spec.capacity == "flex-start" and spec.deadline is not None and job.nodes.queue is not None:
+        return {MAX_RUN_DURATION: str(int(spec.deadline))}
+    return {}
 
 
 def pod_template(
@@ -400,7 +440,7 @@ def pod_template(
 
 def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
     """Return the variables of the agent. The Job controller adds JOB_COMPLETION_INDEX."""
-    spec, run_folder = job.spec, job.storage.run_folder
+    spec, run_folder, place = job.spec, job.storage.run_folder, job.replicated_job
     agent_job = spec.agent_job(
         command=spec.command,
         platform=spec.accelerator.platform,
@@ -410,11 +450,19 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         pinning=job.network.pinning,
         scratch=storage.disk_folders(job.storage),
     )
+    if place.role is not None:
+        agent_job = dataclasses.replace(
+            agent_job,
+            replaces=job.replaces_hosts,
+            is_role=True,
+            may_fail=place.role.may_fail,
+        )
     values = {
-        contract.LEADER: f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}:{job.network.ports.leader}",
+        contract.LEADER: f"{place.host_names(spec)[0]}:{job.network.ports.leader}",
         contract.HOSTS: str(spec.pods),
         contract.SLICES: str(spec.slices),
         contract.JOB: agent_job.to_json(),
+        **place.variables,
     }
     if spec.train is not None:
         train = storage.with_resolved_folders(job.storage, spec.train)

@@ -313,7 +313,7 @@ def render_policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict
     """
     if not network.job.network_policy or network.choice == "hostnetwork":
         return []
-    job_pods = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
+    job_pods = {"podSelector": {"matchLabels": {NAME_LABEL: metadata["name"]}}}
     namespaces: dict[str, Any] = {}
     if (namespace := network.prometheus.namespace) is not None:
         namespaces["matchLabels"] = {"kubernetes.io/metadata.name": namespace}

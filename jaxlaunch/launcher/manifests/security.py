@@ -68,8 +68,10 @@ class JobSecurity:
     gang_secret: str | None
 
 
-def resolve(job: JobSpec, defaults: Defaults, *, pins_memory: bool) -> JobSecurity:
+def resolve(job: JobSpec, defaults: Defaults, *, owner: str, pins_memory: bool) -> JobSecurity:
     """Choose the user from the cluster defaults and the ServiceAccount from the job.
+
+    `owner` is the name of the JobSet, whose roles share the Secret.
 
     The default on TPUs is root, because no source shows that another user can open the devices
     (runtime.TPU_USER).
@@ -89,7 +91,7 @@ def resolve(job: JobSpec, defaults: Defaults, *, pins_memory: bool) -> JobSecuri
         image_pull_secrets=tuple(
             dict.fromkeys([*defaults.image_pull_secrets, *job.image_pull_secrets])
         ),
-        gang_secret=_gang_secret_name(job.name) if job.gang_secret else None,
+        gang_secret=_gang_secret_name(owner) if job.gang_secret else None,
     )
 
 

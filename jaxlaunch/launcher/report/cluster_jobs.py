@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.jobs.logs import lines as pod_lines
-from jaxlaunch.launcher.jobs.status import collect
+from jaxlaunch.launcher.jobs.status import collect, roles
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
@@ -138,12 +138,12 @@ class ClusterJobs:
         snapshot = collect.read_snapshot(self._cluster, namespace, name)
         if isinstance(snapshot, NoSuchJob):
             return None
+        status, explanation = derive_status(snapshot), self._explain(snapshot)
+        snapshot = roles.decisive_part(snapshot)
         leader = _find_leader(snapshot)
         with self._lock:
             log, unread_log = self._read_page_log(snapshot, leader)
-        status = derive_status(snapshot)
         logs = self._read_rank_logs(snapshot, status, log) if has_rank_logs else RankLogs()
-        explanation = self._explain(snapshot)
         return job_report.make_report(snapshot, status, explanation, log, logs, unread_log)
 
     def _read_jobs(self, namespace: str, sweep: str | None = None) -> list[TableJob]:
@@ -159,7 +159,8 @@ class ClusterJobs:
         snapshots = collect.read_snapshots(self._cluster, namespace)
         deadline, may_read = time.monotonic() + HISTORY_TIMEOUT_S, True
         used_logs, jobs = dict[str, StoredLog](), list[TableJob]()
-        for snapshot in snapshots:
+        for job_snapshot in snapshots:
+            snapshot = roles.decisive_part(job_snapshot)
             leader, log = _find_leader(snapshot), None
             is_shown = sweep is None or job_report.read_labels(snapshot).get(SWEEP_LABEL) == sweep
             if is_shown and leader is not None and len(used_logs) < max_curves:
@@ -179,7 +180,7 @@ class ClusterJobs:
                 if stored.pods:
                     stored.log.add_records(snapshot.records)
                     used_logs[uid], log = stored, stored.log
-            job = TableJob(snapshot, derive_status(snapshot), log)
+            job = TableJob(snapshot, derive_status(job_snapshot), log)
             if log is not None:
                 sweep_page.keep_metric(log.metrics, log.evals, job.metric)
             jobs.append(job)

@@ -17,10 +17,13 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.errors import JobFaultsError, UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
+from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.kubernetes import labels
+from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import code, network
 from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.jobset import prepare, render, resolve
@@ -133,6 +136,68 @@ def test_combinations_cover_accelerators_and_options() -> None:
     assert {(combination.kind, combination.platform) for combination in COMBINATIONS} == pairs
     assert {combination.option for combination in COMBINATIONS} == set(matrix.OPTIONS)
     assert len(COMBINATIONS) + len(FILES) >= 60
+
+
+ROLES = """
+name: rl
+platform: gke
+image: registry.example/train:1
+queue: research
+accelerator: {type: cpu}
+volumes: [{claim: runs, path: /runs}]
+agent: image
+jobs:
+  trainer:
+    ends: true
+    hosts: 2
+    accelerator: {type: v5e, topology: 2x4}
+    command: [python, train.py]
+    needs: {sampler: started}
+  sampler: {command: [python, sample.py], restarts: {crash: 2}}
+  evaluator: {may_fail: true, command: [python, evaluate.py], restarts: {crash: 0}}
+"""
+
+
+def test_roles_are_replicated_jobs_of_one_jobset() -> None:
+    file = load.read_job_text(ROLES, may_have_roles=True)
+    prepared = prepare(file, ClusterDefaults(), "team")
+    assert [manifest["kind"] for manifest in prepared.manifests] == ["JobSet", "NetworkPolicy"]
+    jobset, policy = prepared.manifests
+    assert {manifest["metadata"]["name"] for manifest in prepared.manifests} == {"rl"}
+    assert policy["spec"]["podSelector"]["matchLabels"] == {NAME_LABEL: "rl"}
+    spec = jobset["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["trainer"]}
+    assert spec["failurePolicy"]["maxRestarts"] == 5
+    jobs = {job["name"]: job for job in spec["replicatedJobs"]}
+    assert list(jobs) == ["sampler", "evaluator", "trainer"]
+    for rule in spec["failurePolicy"]["rules"]:
+        assert rule["targetReplicatedJobs"] == list(jobs)
+    # A role that is needed comes first, as JobSet demands.
+    assert jobs["trainer"]["dependsOn"] == [{"name": "sampler", "status": "Ready"}]
+    limits = {
+        name: job["template"]["spec"].get("backoffLimitPerIndex") for name, job in jobs.items()
+    }
+    assert limits == {"sampler": 2, "evaluator": 2**31 - 1, "trainer": None}
+    # The pod template of the JobSet is that of the role that ends the job.
+    assert pod_template(jobset) == jobs["trainer"]["template"]["spec"]["template"]
+    environment = hosts.read_environment(hosts.select_role(jobset, "sampler"))
+    assert environment[contract.LEADER] == "rl-sampler-0-0.rl:9401"
+    assert environment[contract.ROLE] == "sampler"
+    addresses = environment[contract.role_addresses_variable("trainer")]
+    assert addresses == "rl-trainer-0-0.rl,rl-trainer-0-1.rl"
+    assert environment[contract.role_folder_variable("trainer")].endswith("/rl-trainer")
+    agents = {name: hosts.read_agent_job(hosts.select_role(jobset, name)) for name in jobs}
+    assert [agent.replaces for agent in agents.values()] == [True, True, False]
+    assert [agent.may_fail for agent in agents.values()] == [False, True, False]
+    assert all(agent.is_role for agent in agents.values())
+
+
+def test_faults_of_roles_on_a_cluster_name_the_role() -> None:
+    text = ROLES.replace("image: registry.example/train:1\n", "")
+    with pytest.raises(JobFaultsError) as faults:
+        prepare(load.read_job_text(text, may_have_roles=True), ClusterDefaults())
+    names = {fault.message.partition(":")[0] for fault in faults.value.faults}
+    assert names == {"jobs.sampler", "jobs.evaluator", "jobs.trainer"}
 
 
 def test_every_golden_file_has_a_job() -> None:

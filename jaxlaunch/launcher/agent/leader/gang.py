@@ -395,10 +395,13 @@ class Gang(GangState):
         return f"{count} of {limit} restarts (restarts.in_place) since the last committed step"
 
     def _end_attempts(self, verdict: Verdict, may_wait: bool, now: float) -> None:
-        """End the run, or let only the stopped hosts leave while the others await replacements."""
+        """End the run, or let only the stopped hosts leave while the others await replacements.
+
+        The gang of a role goes on without any host, because the pods of other roles stay.
+        """
         members, config = self.members, self._config
         staying_hosts = members.hellos.keys() - members.stopping_hosts
-        others_stay = bool(members.stopping_hosts and staying_hosts)
+        others_stay = bool(members.stopping_hosts and (staying_hosts or config.job.is_role))
         if not (others_stay and may_wait and contract.outcome_for_code(verdict.code).is_stop):
             self._end_run(verdict, hold_s=self._choose_hold_s(verdict, now))
             return

@@ -29,6 +29,7 @@ from jaxlaunch.launcher.diagnose.doctor.finding import (
 )
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Fault, UserError
+from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.kubernetes import kinds, labels
 from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Right, manifest_kind
@@ -120,6 +121,11 @@ def check_submission(
         UserError: If something would keep the job from running. The message has all problems.
         ClusterError: The same, if an administrator must fix at least one of them.
     """
+    if names := hosts.list_roles(manifests[0]):
+        options = {"replace": replace, "watch": watch, "force": force}
+        parts = [[dict(hosts.select_role(manifests[0], name)), *manifests[1:]] for name in names]
+        role_notes = [check_submission(cluster, part, **options) for part in parts]
+        return list(dict.fromkeys(itertools.chain(*role_notes)))
     target = Target(cluster, str(manifests[0]["metadata"]["namespace"]), manifests)
     versions = cluster.served_versions(JOBSETS.group)
     jobset_finding = controllers.judge_served(JOBSETS, "JobSet", versions)

@@ -8,7 +8,7 @@ strings for the screen and for JSON.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -43,10 +43,11 @@ from jaxlaunch.launcher.diagnose.text import (
     describe_event,
     launcher_command,
 )
-from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.status import hosts, roles
 from jaxlaunch.launcher.jobs.status.job_status import (
     FINAL_STATES,
     JobStatus,
+    State,
     derive_status,
     describe_as_of,
 )
@@ -179,6 +180,39 @@ def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
     if isinstance(job, NoSuchJob):
         unknown = _explain_unknown_job(job)
         return Diagnosis(job.name, job.namespace, unknown, job.unread, unknown.next_step)
+    parts = roles.split_roles(job)
+    return _diagnose_roles(job, parts) if parts else _diagnose_part(job)
+
+
+def _diagnose_roles(job: Snapshot, parts: Mapping[str, Snapshot]) -> Diagnosis:
+    """Return the answer about the role that decides, or while that waits, about the first one."""
+    decisive = roles.find_decisive_role(job) or next(iter(parts))
+    status = derive_status(job)
+    diagnoses = {name: _diagnose_part(part) for name, part in parts.items()}
+    chosen = decisive
+    if status.state not in FINAL_STATES and status.state is not State.QUEUED:
+        # Roles are in the order in which they start, so that the first waits for no other.
+        waiting = (
+            name
+            for name, role in status.roles.items()
+            if role.state not in (State.RUNNING, *FINAL_STATES)
+        )
+        chosen = next(waiting, decisive)
+    diagnosis = diagnoses[chosen]
+    if status.state is not State.QUEUED:
+        headline = Text("(role {role}) {headline}", role=chosen, headline=diagnosis.answer.headline)
+        answer = dataclasses.replace(diagnosis.answer, headline=headline)
+        diagnosis = dataclasses.replace(diagnosis, answer=answer)
+    others = (
+        Text("role {name}: {headline}", name=name, headline=diagnoses[name].answer.headline)
+        for name, role in status.roles.items()
+        if name != chosen and role.state is not State.STOPPED
+    )
+    facts = diagnosis.facts if status.state is State.QUEUED else (*others, *diagnosis.facts)
+    return dataclasses.replace(diagnosis, facts=facts)
+
+
+def _diagnose_part(job: Snapshot) -> Diagnosis:
     answer = first_answer(CAUSES, job) or _explain_creation(job)
     last_end, status = job.report.attempt_end, derive_status(job)
     facts: Evidence = (*_list_facts(status, job.now), *_list_unknowns(job))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.exec import enter_rank
-from jaxlaunch.launcher.jobs.status import collect, hosts
+from jaxlaunch.launcher.jobs.status import collect, hosts, roles
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob
 from jaxlaunch.launcher.kubernetes import streams
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -100,6 +100,7 @@ def find_pod(
         raise UserError(message, "see `launcher list`.")
     if "pods" in snapshot.unread_reasons:
         raise ClusterError(f"The pods of {name} are not known: {'; '.join(snapshot.unread)}")
+    snapshot = roles.decisive_part(snapshot)
     members = snapshot.members
     if host is None:
         rank = rank or 0

@@ -29,7 +29,7 @@ from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, Kind
-from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
+from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL, REPLICATED_LABEL
 from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_state
 from jaxlaunch.launcher.kubernetes.watch import Outage, is_transient
 
@@ -59,6 +59,7 @@ def follow_logs(
     say: Say,
     window: LogWindow = FULL_WINDOW,
     should_stop: Callable[[], bool] = lambda: False,
+    role: str | None = None,
 ) -> None:
     """Show the selected lines of a job as they are written, until its JobSet ends.
 
@@ -75,12 +76,13 @@ def follow_logs(
         say: Called with messages about generations, outages and logs that were not read to the end.
         window: Start of the lines.
         should_stop: Called once a second. If it returns True, no more lines are waited for.
+        role: The role whose pods are followed, in a job with roles.
 
     Raises:
         ClusterError: If the JobSet is deleted, the cluster rejects a request or cannot be reached.
         UserError: If more than MAX_STREAMS pods are selected.
     """
-    _Follower(cluster, namespace, name, selection, show, say, window).run(should_stop)
+    _Follower(cluster, namespace, name, selection, show, say, window, role).run(should_stop)
 
 
 class Notices:
@@ -151,10 +153,13 @@ class _Follower:
         show: Show,
         say: Say,
         window: LogWindow,
+        role: str | None,
     ) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
         self._selection, self._show, self._say, self._window = selection, show, say, window
-        self._metadata = {"name": name, "namespace": namespace}
+        self._metadata, self._role = {"name": name, "namespace": namespace}, role
+        role_label = "" if role is None else f",{REPLICATED_LABEL}={role}"
+        self._pod_labels = f"{NAME_LABEL}={name}{role_label}"
         self._outage = Outage(cluster, say)
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED_LINES)
         self._notices = Notices()
@@ -176,8 +181,8 @@ class _Follower:
         )
         if jobset is None:
             raise deleted_error(self._cluster, self._metadata)
-        self._jobset = jobset
-        fields, labels = f"metadata.name={self._name}", f"{NAME_LABEL}={self._name}"
+        self._jobset = jobset if self._role is None else hosts.select_role(jobset, self._role)
+        fields, labels = f"metadata.name={self._name}", self._pod_labels
         self._start_thread(self._watch_objects, JOBSETS, "", fields, self._on_jobset)
         self._start_thread(self._watch_objects, PODS, labels, "", self._on_pod)
         checked_at = time.monotonic()
@@ -192,7 +197,7 @@ class _Follower:
 
     def _drain_logs(self) -> None:
         """Read the rest of the logs, also of pods that the watch has not reported yet."""
-        labels, deadline = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_TIMEOUT_S
+        labels, deadline = self._pod_labels, time.monotonic() + DRAIN_TIMEOUT_S
         list_pods = partial(self._cluster.list, PODS, self._namespace, labels=labels)
         try:
             pods = self._outage.call_with_retries(list_pods, deadline)

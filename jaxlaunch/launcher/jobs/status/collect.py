@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
-from jaxlaunch.launcher.jobs.status import agent_report, hosts
+from jaxlaunch.launcher.jobs.status import agent_report, hosts, roles
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -110,7 +110,15 @@ class _Reader:
         if jobset is None:
             return self._no_such_job(now, events)
         pods = self._list_owned(PODS, jobset, trim=trim_pod)
-        newest_hosts = hosts.newest_hosts(jobset, pods)
+        role_hosts = {
+            role: hosts.newest_hosts(
+                hosts.select_role(jobset, role),
+                [pod for pod in pods if hosts.is_of_role(pod, role)],
+            )
+            for role in hosts.list_roles(jobset)
+        }
+        newest_hosts = [*itertools.chain(*role_hosts.values())]
+        newest_hosts = newest_hosts or hosts.newest_hosts(jobset, pods)
         workload = self._find_workload(jobset)
         is_admitted = workload is None or is_condition_true(workload, "Admitted")
         is_held = is_suspended(jobset) and not is_admitted
@@ -120,7 +128,14 @@ class _Reader:
             # Often only administrators may read a ClusterQueue.
             if (queue_name := cluster_queue_name(local_queue)) is not None:
                 cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
-        records = tuple(self._read_records(jobset, newest_hosts, is_queued=local_queue is not None))
+        is_queued = local_queue is not None
+        role_records = {
+            role: tuple(self._read_records(jobset, part, is_queued=is_queued))
+            for role, part in role_hosts.items()
+        }
+        records: tuple[Line, ...] = ()
+        if not role_hosts:
+            records = tuple(self._read_records(jobset, newest_hosts, is_queued=is_queued))
         silent_node, deleted_node = self._find_unhealthy_node(newest_hosts, records, now)
         if self._is_namespace_hidden and not is_held and _may_be_terminating(jobset, newest_hosts):
             ending_namespace = probe_ending_namespace(self._cluster, self._namespace)
@@ -142,6 +157,7 @@ class _Reader:
             silent_node=silent_node,
             deleted_node=deleted_node,
             records=records,
+            role_records=role_records,
             unread=tuple(self._unread),
             unread_reasons=self._unread_reasons,
             forbidden=frozenset(self._forbidden),
@@ -457,13 +473,18 @@ def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
     # Logs that fail with the same error share the message about the first, which is shown once.
     messages = dict[str, str]()
     for job in jobs:
-        leaders = (host for host in job.hosts if host.number == 0)
+        role = roles.find_decisive_role(job)
+        part = roles.decisive_part(job)
+        leaders = (host for host in part.hosts if host.number == 0)
         leader = next((host for host in leaders if host.running and not host.is_init), None)
         if leader is not None and log_count < MAX_LOGS:
             log_count += 1
             try:
                 records = read_recent_records(cluster, job.namespace, leader, LIST_TIMEOUT_S)
-                job = dataclasses.replace(job, records=tuple(records))
+                if role is None:
+                    job = dataclasses.replace(job, records=tuple(records))
+                else:
+                    job = dataclasses.replace(job, role_records={role: tuple(records)})
             except ClusterError as error:
                 # The step of this job is unknown.
                 error_key = f"{job.namespace} {error.message.replace(leader.pod, '')}"

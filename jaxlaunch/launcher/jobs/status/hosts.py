@@ -28,6 +28,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     Obj,
     find_condition,
     is_condition_true,
+    lead_name,
     pod_template,
     replicated_jobs,
 )
@@ -157,6 +158,29 @@ def count_hosts(jobset: Obj) -> int:
     return sum(int(job.get("replicas", 1)) * _hosts_per_job(job) for job in replicated_jobs(jobset))
 
 
+def list_roles(jobset: Obj) -> list[str]:
+    """Return the roles of a job in the order in which they start, empty if it has none."""
+    names = [str(job["name"]) for job in replicated_jobs(jobset)]
+    return names if len(names) > 1 and is_ours(jobset) else []
+
+
+def select_role(jobset: Obj, role: str) -> Obj:
+    """Return the JobSet as if it had this role alone, whose hosts begin with 0."""
+    jobs = [job for job in replicated_jobs(jobset) if job["name"] == role]
+    return {**jobset, "spec": {**jobset["spec"], "replicatedJobs": jobs}}
+
+
+def select_lead(jobset: Obj) -> Obj:
+    """Return the JobSet as if it had its lead alone, or that of a job without roles itself."""
+    names = list_roles(jobset)
+    return select_role(jobset, lead_name(jobset) or names[0]) if names else jobset
+
+
+def is_of_role(obj: Obj, role: str) -> bool:
+    """Return whether a pod or a Job is of this role."""
+    return (obj["metadata"].get("labels") or {}).get(REPLICATED_LABEL) == role
+
+
 def main_container(spec: Obj) -> Obj:
     """Return the container of a pod spec that runs the program: by its name, else the first."""
     containers = spec.get("containers") or [{}]
@@ -276,7 +300,8 @@ def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
         numbers = [labels.get(name, "0") for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)]
-        if is_of_jobset(pod, jobset) and all(map(_NUMBER.fullmatch, numbers)):
+        is_selected = labels.get(REPLICATED_LABEL) in (None, *offsets)
+        if is_selected and is_of_jobset(pod, jobset) and all(map(_NUMBER.fullmatch, numbers)):
             hosts.append(_read_host(pod, offsets, main))
     newest_generation = max((host.generation for host in hosts), default=0)
     hosts.sort(key=lambda host: host.created_at)

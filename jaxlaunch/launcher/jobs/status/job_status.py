@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.status import hosts, roles
 from jaxlaunch.launcher.jobs.status.snapshot import (
     Snapshot,
     are_members_known,
@@ -23,6 +23,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     find_condition,
     format_age,
     is_condition_true,
+    lead_name,
     parse_time,
     seconds_since,
     terminal_state,
@@ -143,31 +144,53 @@ class JobStatus(RunNumbers):
         return fields
 
 
-def add_roles(status: JobStatus, roles: Mapping[str, JobStatus], lead: str) -> JobStatus:
+def add_roles(status: JobStatus, role_statuses: Mapping[str, JobStatus], lead: str) -> JobStatus:
     """Return the status of a job with roles: the hosts of all, and the numbers of the lead."""
-    if not roles:
+    if not role_statuses:
         return status
-    ready = [role.ready for role in roles.values() if role.ready is not None]
-    counts = [role.restart_counts for role in roles.values()]
+    ready = [role.ready for role in role_statuses.values() if role.ready is not None]
+    counts = [role.restart_counts for role in role_statuses.values()]
     restart_counts = dataclasses.replace(
         status.restart_counts,
         total=sum(count.total for count in counts),
         charged=sum(count.charged for count in counts),
     )
-    numbers = {} if lead not in roles else roles[lead].run_numbers()
+    numbers = {} if lead not in role_statuses else role_statuses[lead].run_numbers()
     return dataclasses.replace(
         status,
         **numbers,
-        hosts=sum(role.hosts for role in roles.values()),
+        hosts=sum(role.hosts for role in role_statuses.values()),
         ready=sum(ready) if ready and status.state not in FINAL_STATES else None,
-        phase=roles[lead].phase if lead in roles else None,
+        phase=role_statuses[lead].phase if lead in role_statuses else None,
         restart_counts=restart_counts,
-        roles=roles,
+        roles=role_statuses,
     )
 
 
 def derive_status(snapshot: Snapshot) -> JobStatus:
-    """Return the status of one job."""
+    """Return the status of one job, of one with roles that of its lead with those of all roles."""
+    parts = roles.split_roles(snapshot)
+    if not parts:
+        return _derive_part_status(snapshot)
+    is_over = terminal_state(snapshot.jobset) is not None
+    statuses = {name: _derive_part_status(part) for name, part in parts.items()}
+    decisive = roles.find_decisive_role(snapshot) or ""
+    status = dataclasses.replace(
+        statuses[decisive], name=snapshot.name, role=decisive if is_over else None
+    )
+    if is_over:
+        # The pods of the other roles were stopped with the JobSet.
+        statuses = {
+            name: status
+            if name == decisive or roles.has_ended_alone(parts[name])
+            else dataclasses.replace(status, state=State.STOPPED, code=None)
+            for name, status in statuses.items()
+        }
+    combined = add_roles(status, statuses, lead_name(snapshot.jobset) or "")
+    return dataclasses.replace(combined, restart_counts=status.restart_counts)
+
+
+def _derive_part_status(snapshot: Snapshot) -> JobStatus:
     report, heartbeat, now = snapshot.report, snapshot.report.heartbeat or BeatLine(), snapshot.now
     state = derive_state(snapshot)
     # If a host with ranks is leaving or lost, the agents' last report is outdated.

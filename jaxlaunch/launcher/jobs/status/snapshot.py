@@ -123,6 +123,8 @@ class Snapshot:
     forbidden: frozenset[str] = frozenset()
     # Progress in the run folder, if it was read.
     volume_progress: ProgressAnnotation | None = None
+    # Records in the log of each role's leader. `records` are then empty.
+    role_records: Mapping[str, tuple[Line, ...]] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def hosts(self) -> list[Host]:

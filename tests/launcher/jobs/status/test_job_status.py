@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +13,20 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.cli.status import describe_job
 from jaxlaunch.launcher.client.job_view import ClusterView
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.job_status import State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
+from jaxlaunch.launcher.kubernetes.labels import REPLICATED_LABEL
 from jaxlaunch.launcher.kubernetes.objects import find_condition as read_condition
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.kubernetes.resources import fit_nodes
+from jaxlaunch.launcher.manifests.jobset import prepare
 from tests.launcher import objects
 from tests.launcher.objects import (
+    Object,
     beat,
     condition,
     farewell,
@@ -542,3 +549,92 @@ def test_finished_job_has_no_missing_hosts(status: str) -> None:
     job = derive_status(snapshot(jobset(2, status=objects.ended(status))))
     _, row = format_table([(job.name, [job])], False, False)
     assert row.split()[2] == "2"
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+ROLES = """
+name: lm
+namespace: team
+image: registry.example/train:1
+accelerator: {type: cpu}
+jobs:
+  trainer: {hosts: 2, ends: true, command: [x], needs: {sampler: started}}
+  sampler: {command: [x]}
+  evaluator: {may_fail: true, command: [x]}
+"""
+
+
+def roles_snapshot(*pods: Object, jobs: Sequence[Object] = (), status: Object | None = None) -> Any:
+    file = load.read_job_text(ROLES, may_have_roles=True)
+    manifest = prepare(file, ClusterDefaults()).manifests[0]
+    manifest["metadata"] |= {"uid": "1234", "creationTimestamp": objects.BEGUN}
+    manifest["status"] = status or {}
+    return Snapshot("team", "lm", objects.NOW, manifest, jobs=tuple(jobs), pods=pods)
+
+
+def role_job(role: str, *conditions: Object) -> Object:
+    job = objects.job_object(f"lm-{role}-0", *conditions)
+    job["metadata"]["labels"] = {REPLICATED_LABEL: role}
+    return job
+
+
+FAILED_EVALUATOR = objects.over(
+    0, 0, message=objects.farewell(contract.CRASH, "boom"), part="evaluator"
+)
+RUNNING = [objects.pod(host, part="trainer") for host in range(2)]
+RUNNING_SAMPLER = objects.pod(part="sampler")
+
+
+def test_role_that_may_fail_has_failed_while_the_job_runs() -> None:
+    jobs = [role_job("evaluator", objects.condition("Complete"))]
+    snapshot = roles_snapshot(*RUNNING, RUNNING_SAMPLER, FAILED_EVALUATOR, jobs=jobs)
+    status = derive_status(snapshot)
+    assert (status.state, status.role, status.name) == (State.RUNNING, None, "lm")
+    assert (status.hosts, status.ready) == (4, 3)
+    states = {name: role.state for name, role in status.roles.items()}
+    assert states == {
+        "sampler": State.RUNNING,
+        "evaluator": State.FAILED,
+        "trainer": State.RUNNING,
+    }
+    assert status.roles["evaluator"].code == contract.CRASH
+    explanation = explain_job(snapshot)
+    assert explanation.headline.startswith("lm (role trainer) ")
+    assert any(fact.startswith("role evaluator: ") for fact in explanation.facts)
+
+
+def test_job_waits_for_its_first_role_that_does_not_run() -> None:
+    snapshot = roles_snapshot(objects.waiting(0, "ImagePullBackOff", part="sampler"))
+    assert explain_job(snapshot).headline.startswith("lm (role sampler) ")
+
+
+def test_failed_job_has_the_verdict_of_the_role_that_failed_first() -> None:
+    message = "jobset failed due to one or more job failures (first failed job: lm-sampler-0)"
+    failed = objects.over(
+        0, contract.BAD_SPEC, message=objects.farewell(contract.BAD_SPEC, "bad"), part="sampler"
+    )
+    jobs = [role_job("sampler", objects.condition("Failed"))]
+    # `launcher list` reads no Jobs.
+    for known_jobs in (jobs, []):
+        status = derive_status(
+            roles_snapshot(
+                *RUNNING, failed, jobs=known_jobs, status=objects.ended("Failed", message=message)
+            )
+        )
+        assert (status.state, status.role, status.code) == (
+            State.FAILED,
+            "sampler",
+            contract.BAD_SPEC,
+        )
+        assert (status.verdict or {})["message"] == "bad"
+        assert status.roles["trainer"].state is State.STOPPED
+
+
+def test_done_job_has_stopped_its_other_roles() -> None:
+    jobs = [role_job("trainer", objects.condition("Complete"))]
+    done = [objects.over(host, 0, part="trainer") for host in range(2)]
+    status = derive_status(roles_snapshot(*done, jobs=jobs, status=objects.ended("Completed")))
+    assert (status.state, status.role, status.code) == (State.DONE, "trainer", 0)
+    assert status.roles["sampler"].state is State.STOPPED
+    assert status.roles["trainer"].state is State.DONE
