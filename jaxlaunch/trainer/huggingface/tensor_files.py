@@ -52,19 +52,27 @@ Slices = tuple[slice, ...]
 
 
 class TensorFiles:
-    """The tensors of a folder by name; quantized ones as if they were not.
+    """The tensors of a folder by name.
 
     Args:
         folder: Folder or URL.
         key: Key of the job that sets the folder, for messages.
         stem: Beginning of the names of the weight files.
+        dequantizes: Whether to present tensors in fp8 and MXFP4 as if they were not quantized.
 
     Raises:
         SpecError: The folder has no weights, a file cannot be read, or two files hold a tensor of
             the same name.
     """
 
-    def __init__(self, folder: str, key: str = DEFAULT_KEY, stem: str = MODEL_STEM) -> None:
+    def __init__(
+        self,
+        folder: str,
+        key: str = DEFAULT_KEY,
+        stem: str = MODEL_STEM,
+        *,
+        dequantizes: bool = False,
+    ) -> None:
         self._folder, self._key = folder, key
         self._open: dict[str, Any] = {}
         self._paths: dict[str, str] = {}
@@ -78,7 +86,7 @@ class TensorFiles:
                     self._add_file(path)
         except OSError as error:
             raise SpecError(f"{key} = {folder} cannot be read: {error}") from None
-        self._quantized = find_quantized(self._paths.keys())
+        self._quantized = find_quantized(self._paths.keys() if dequantizes else ())
         self._names = (self._paths.keys() | self._quantized.mxfp4) - self._quantized.parts
 
     def __iter__(self) -> Iterator[str]:
@@ -262,6 +270,10 @@ class RemoteTensor:
     def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:
         slices = (slice(None),) * len(self.shape) if slices is Ellipsis else slices
         dtype = np.dtype((DTYPES | PART_DTYPES)[self.dtype])
+        if not self.shape:
+            data = self.file.read_range(self.start, self.start + dtype.itemsize)
+            scalar: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(())
+            return scalar
         rows = range(*slices[0].indices(self.shape[0]))
         row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
         start, end = (self.start + row * row_bytes for row in (rows.start, rows.stop))

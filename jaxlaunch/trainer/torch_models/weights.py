@@ -102,7 +102,7 @@ def iterate_parameters(
     Raises:
         SpecError: A parameter is missing, has another shape, or a tensor is not used.
     """
-    files = TensorFiles(folder)
+    files = TensorFiles(folder, dequantizes=True)
     layout = find_layout(module, files)
     _check_dtypes(folder, files)
     remaining = dict(targets)

@@ -24,7 +24,7 @@ def write_tensors(folder, **tensors):
     text = json.dumps(header).encode()
     content = len(text).to_bytes(8, "little") + text + data
     (folder / "model.safetensors").write_bytes(content)
-    return TensorFiles(str(folder))
+    return TensorFiles(str(folder), dequantizes=True)
 
 
 PARTS = [

@@ -284,7 +284,7 @@ def quantize_fp8(tensors: dict[str, Any]) -> dict[str, Any]:
     quantized = {}
     for name, tensor in tensors.items():
         is_linear = "proj" in name and tensor.ndim == 2 and ".layers." in name
-        if not is_linear:
+        if not is_linear or any(size % 32 for size in tensor.shape):
             quantized[name] = tensor
             continue
         rows, columns = tensor.shape
