@@ -154,6 +154,9 @@ def test_jobs_end_as_on_this_machine(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+    # The requeue comes first, because Slurm ends the delay by itself after two minutes.
+    cluster.wait_for_requeue(numbers["kill"])
+    cluster.end_requeue_delay(numbers["kill"])
     assert poll_until(lambda: (tmp_path / "stop-1-0").exists() and (tmp_path / "stop-1-1").exists())
     local_runs["stop"].terminate()
     assert {kind: run.wait() for kind, run in local_runs.items()} == CODES
@@ -169,8 +172,6 @@ def test_jobs_end_as_on_this_machine(
     cluster.end_requeue_delay(numbers["stop"])
     assert poll_until(lambda: len(list(cluster.folder.glob("stop-2-*"))) == 2)
     cluster.call("scancel", numbers["stop"])
-    cluster.wait_for_requeue(numbers["kill"])
-    cluster.end_requeue_delay(numbers["kill"])
 
     for kind, number in numbers.items():
         job = cluster.wait_for_state(number, "COMPLETED", "FAILED", "CANCELLED")

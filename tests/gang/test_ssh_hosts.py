@@ -29,6 +29,8 @@ PermitRootLogin yes
 StrictModes no
 UsePAM no
 PidFile none
+MaxStartups 100
+LoginGraceTime 0
 """
 SSH_CONFIG = """\
 Host {host}
@@ -45,8 +47,10 @@ Host *
   UserKnownHostsFile {folder}/known_hosts
 """
 SSHD = """\
+set -e
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
+mount --bind {folder}/shadow /etc/shadow
 exec {sshd} -D -e -f {config}
 """
 
@@ -56,6 +60,8 @@ class SshHosts:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.daemons = folder, dict[str, subprocess.Popen[bytes]]()
+        # sshd lets nobody in whose account is locked, as root's may be.
+        (folder / "shadow").write_text("root:*:1:0:99999:7:::\n")
         subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", folder / "key"], check=True)
         config = ""
         for host in "ab":
@@ -71,7 +77,8 @@ class SshHosts:
         self.environ = {**os.environ, "PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
 
     def start_host(self, host: str) -> None:
-        script = SSHD.format(sshd=shutil.which("sshd"), config=self.folder / f"sshd-{host}")
+        config = self.folder / f"sshd-{host}"
+        script = SSHD.format(sshd=shutil.which("sshd"), config=config, folder=self.folder)
         namespaces = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         with (self.folder / f"{host}.log").open("w") as log:
             self.daemons[host] = subprocess.Popen(

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,13 +21,14 @@ from pathlib import Path
 
 from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.agent import pack
+from jaxlaunch.launcher.agent.io.link import bracket_ipv6, choose_free_port
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local.ssh_host import HostFacts, Request
 from jaxlaunch.records import codec
 
-# A connection that is silent for 30 s is lost. ssh never asks for a password.
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+# ssh never asks for a password, and ends when the connection was silent for two minutes.
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=30", "-o", "ServerAliveCountMax=4")
 # ssh ends with this code if it has no connection.
 NO_CONNECTION = 255
 # The longest answer time of a host, including the import of its modules from a shared folder.
@@ -75,6 +77,16 @@ class SshHosts:
         if len(self.names) != job.pod_count:
             message = f"--hosts names {len(self.names)}, and the job has {job.pod_count} hosts."
             raise UserError(message, f"name {job.pod_count}, or set hosts=…")
+        if shutil.which("ssh") is None:
+            raise UserError("--hosts: ssh is not on PATH.", "install OpenSSH's client.")
+        host_names = [_read_host_name(name) for name in self.names]
+        are_loopback = [contract.loopback_host(f"{name}:0") is not None for name in host_names]
+        if are_loopback[0] and not all(are_loopback):
+            other = self.names[are_loopback.index(False)]
+            raise UserError(
+                f"--hosts: {other} cannot reach host 0, whose name is {host_names[0]}.",
+                "name it as the other hosts do, or name another host first.",
+            )
         # No host can remember that a file with a new name does not exist.
         mark, digest = secrets.token_hex(4), pack.archive_digest()
         file = run_folder / f"{_MARK_PREFIX}{mark}"
@@ -103,11 +115,13 @@ class SshHosts:
 
     def choose_leader_address(self, run_folder: Path) -> str:
         """Return an address of host 0 on which nothing listens."""
-        (facts,) = _ask_hosts([self.names[0]], Request(os.getcwd(), str(run_folder)))
-        # ssh_config may have another name for it.
-        options = subprocess.run(["ssh", "-G", self.names[0]], capture_output=True, text=True)
-        values = dict(line.split(" ", 1) for line in options.stdout.splitlines() if " " in line)
-        return f"{values.get('hostname', self.names[0])}:{facts.free_port}"
+        name = self.names[0]
+        try:
+            port = _ask_host(name, Request(os.getcwd(), str(run_folder))).free_port
+        except UserError:
+            # The host was lost after the check, and so is its next agent.
+            port = choose_free_port()
+        return f"{bracket_ipv6(_read_host_name(name))}:{port}"
 
     @contextlib.contextmanager
     def make_key(self, run_folder: Path) -> Iterator[dict[str, str]]:
@@ -152,8 +166,6 @@ def _ask_host(name: str, request: Request) -> HostFacts:
     command, data = _ssh_command(name), _encode_request(request)
     try:
         answer = subprocess.run(command, input=data, capture_output=True, timeout=ANSWER_S)
-    except FileNotFoundError:
-        raise UserError("--hosts: ssh is not installed.", "install OpenSSH's client.") from None
     except subprocess.TimeoutExpired:
         message = f"--hosts: {name} did not answer in {ANSWER_S:.0f} s."
         raise UserError(message, f"try `ssh {name} true`.") from None
@@ -169,6 +181,13 @@ def _ask_host(name: str, request: Request) -> HostFacts:
             f"--hosts: ssh to {name} ended with exit code {answer.returncode}: {reason}.", hint
         )
     return codec.read_record(HostFacts, json.loads(lines[-1]))
+
+
+def _read_host_name(name: str) -> str:
+    """Return the name or the address that ssh_config has for a host."""
+    options = subprocess.run(["ssh", "-G", "--", name], capture_output=True, text=True)
+    values = dict(line.split(" ", 1) for line in options.stdout.splitlines() if " " in line)
+    return values.get("hostname", name.rpartition("@")[2])
 
 
 def _ssh_command(name: str) -> list[str]:

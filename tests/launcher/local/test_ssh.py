@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local.roles import run_roles
 from jaxlaunch.launcher.local.run import LocalRun
-from jaxlaunch.launcher.local.ssh import SshHosts
+from jaxlaunch.launcher.local.ssh import NO_CONNECTION, SshHosts
 
 JOB = "name: x\nhosts: 2\naccelerator: {type: cpu}\ncommand: [python, -c, 'pass']\n"
 
@@ -33,7 +34,9 @@ def check_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def check(script: str, names: str = "a,b") -> None:
         program = tmp_path / "bin" / "ssh"
         # The last two arguments are the host and its command.
-        program.write_text(f'#!/bin/bash\nhost="${{@: -2:1}}" command="${{@: -1}}"\n{script}\n')
+        arguments = 'host="${@: -2:1}" command="${@: -1}"'
+        names_of_config = '[ "$1" != -G ] || { echo "hostname ${command#here.}"; exit; }'
+        program.write_text(f"#!/bin/bash\n{arguments}\n{names_of_config}\n{script}\n")
         program.chmod(0o755)
         hosts = SshHosts(names.split(","))
         hosts.check_hosts(jobs.load_job(job_file), run_folder, [tmp_path])
@@ -79,9 +82,26 @@ def test_host_with_another_jaxlaunch_or_folder_is_refused(check_hosts: Any) -> N
         check_hosts(answer % '\\"missing_paths\\": []/\\"missing_paths\\": [\\"/data\\"]')
 
 
+def test_host_0_must_be_reachable_from_the_others(check_hosts: Any) -> None:
+    with pytest.raises(UserError, match="b cannot reach host 0, whose name is localhost"):
+        check_hosts("exit 1", "here.localhost,b")
+
+
 def test_number_of_hosts_is_that_of_the_job(check_hosts: Any) -> None:
     with pytest.raises(UserError, match="names 3, and the job has 2 hosts"):
         check_hosts("exit 1", "a,b,c")
+
+
+def test_lost_host_0_gets_another_agent(check_hosts: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exit code 255"):
+        check_hosts("exit 255")
+    hosts = SshHosts(["a", "b"])
+    address = hosts.choose_leader_address(tmp_path)
+    assert address.rpartition(":")[2].isdecimal()
+    agent = hosts.start_agent(0, {"X": "y"}, tmp_path, grace_s=1.0)
+    assert agent.wait() == NO_CONNECTION
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate()
 
 
 def test_job_with_roles_is_refused(tmp_path: Path) -> None:
