@@ -23,11 +23,13 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.huggingface import folder
+from jaxlaunch.trainer.sources import labeled_texts
 from jaxlaunch.trainer.sources.images import build, listing
 from jaxlaunch.trainer.sources.mixture import report_part
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.files import find_tables
 from jaxlaunch.trainer.spec import Images, Mixture, Source, Table, Text, TrainSpec
+from jaxlaunch.trainer.spec.data import LABEL_FORMAT
 from jaxlaunch.trainer.text import chats, documents, layouts
 
 # Larger tables are not read, because `validate` must not take longer than a few seconds.
@@ -75,7 +77,7 @@ def _check_data(spec: TrainSpec) -> None:
 def _check_source(source: Source) -> None:
     if isinstance(source, Images):
         _check_image_columns(source)
-    elif isinstance(source, Text) and (source.is_prepared or source.has_pairs):
+    elif isinstance(source, Text) and (source.is_prepared or source.is_read_at_start):
         for path in documents.find_files(source.path):
             if documents.file_kind(path) != "text":
                 part = documents.split_units([path])[0][0]
@@ -86,6 +88,8 @@ def _read_rows(part: documents.Part, source: Text) -> Iterator[Any]:
     """Yield the rows of a part, after a check of their fields or of their layout."""
     if source.format == "text":
         return documents.read_rows(part, source.field or documents.DEFAULT_FIELD, dict)
+    if source.format == LABEL_FORMAT:
+        return labeled_texts.read_rows(part, source)
     field = None if source.field == chats.MESSAGES_FIELD else source.field
     columns = layouts.list_columns(source.format, field)
     read_row = partial(layouts.read_row, row_format=source.format, field=field)

@@ -117,7 +117,7 @@ def export(
         params, lora = merge_stored(model, lora, recorded, params, checkpoint), None
     if isinstance(model, TransformersModel):
         architecture, files = torch_export.save_model(
-            to, model, lora, params, extra_files, turn_ends
+            to, model, lora, params, extra_files, turn_ends, (inputs or {}).get("classes", ())
         )
         return _summarize_export(stored_step, architecture, params, files, notes)
     architecture = FAMILIES[config_json.find_family(model)].architecture

@@ -120,7 +120,7 @@ def _has_columns(source: Source) -> bool:
     names = [path.lower() for path in _as_list(source.locations().get(("path",)))]
     if isinstance(source, Text):
         has_rows = any(name.removesuffix(".gz").endswith((*TEXT_KINDS,)) for name in names)
-        return has_rows and (source.is_prepared or source.has_pairs)
+        return has_rows and (source.is_prepared or source.is_read_at_start)
     if isinstance(source, Images):
         return any(name.endswith(_LIST_SUFFIXES) for name in names)
     return isinstance(source, Table)

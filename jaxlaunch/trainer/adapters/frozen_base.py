@@ -280,7 +280,7 @@ def _merge_modules(
         params[name] = np.asarray(array)
 
     check_digest(recorded, record_base(model, recorded, store_parameter), owner, BASE_OPTION)
-    return module_adapters.merge_adapters(build.empty_module(model.init_from or ""), lora, params)
+    return module_adapters.merge_adapters(build.empty_module(model), lora, params)
 
 
 def _check_folder(

@@ -29,7 +29,8 @@ class ModuleAdapters(Adapters):
     def __init__(self, spec: TrainSpec, params_dtype: jnp.dtype) -> None:
         assert spec.lora is not None, "the job has adapters"
         assert isinstance(spec.model, TransformersModel), "the adapters of others are ours"
-        self._model, self._lora = spec.model, spec.lora
+        self._model: TransformersModel = spec.model
+        self._lora = spec.lora
         self._frozen_dtype = params_dtype if spec.lora.base is None else jnp.dtype("bfloat16")
         self._norm_axes: Mapping[str, int] = {}
 
@@ -85,7 +86,7 @@ class ModuleAdapters(Adapters):
     def _read_folder(
         self, folder: str, abstract_params: Mapping[str, jax.ShapeDtypeStruct]
     ) -> dict[str, Array]:
-        wrapper = adapters.add_adapters(build.empty_module(self._model.init_from or ""), self._lora)
+        wrapper = adapters.add_adapters(build.empty_module(self._model), self._lora)
         files, names = TensorFiles(folder, peft.KEY, peft.STEM), adapters.file_names(wrapper)
         leaves: dict[str, Leaf] = {
             name: export.plain_leaf(names[name], len(target.shape))

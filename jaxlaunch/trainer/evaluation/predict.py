@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from jaxlaunch import atomic_file, contract, programs
 from jaxlaunch.trainer.buckets import remote
@@ -34,18 +35,24 @@ from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import task_model
 from jaxlaunch.trainer.evaluation.task_model import TaskModel
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.sources import labeled_texts
 from jaxlaunch.trainer.sources.images import build, index, listing, picture
 from jaxlaunch.trainer.sources.images.index import join_path
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
 from jaxlaunch.trainer.sources.tables.features import Features
 from jaxlaunch.trainer.spec.augment import Augment
+from jaxlaunch.trainer.spec.data import TEXT_KINDS
 from jaxlaunch.trainer.start.process import print_result
+from jaxlaunch.trainer.text import documents
+from jaxlaunch.trainer.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 
 # The number of rows in the result if no file is written, and of skipped inputs that are listed.
 SHOWN_ROWS = 20
 # The number of rows of a Parquet file that are in memory at a time.
 COLUMN_ROWS = 256
+Kind = Literal["images", "table", "text"]
 Row = dict[str, Any]
 Array = np.ndarray[Any, Any]
 # Receives the description of an unreadable input, and raises DataError or records it as skipped.
@@ -70,25 +77,28 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
     if remote.is_remote(options.folder):
         remote.check_url("the folder of weights", options.folder)
     inputs = saved_files.read_inputs(options.folder)
+    inputs = inputs or folders.describe_text_classifier(options.folder)
     if inputs is None:
         raise SpecError(
             f"{options.folder} does not say how files become what its model reads "
-            f"({saved_files.INPUTS_FILE}): trainings of images and tables of this version write "
+            f"({saved_files.INPUTS_FILE}): trainings of images, tables and labeled texts write "
             "it; from Python, jaxlaunch.load predicts for arrays"
         )
     notes: list[str] = []
     skipped: list[str] = []
-    is_table = inputs["kind"] == "table"
+    kind: Kind = inputs["kind"]
 
     def skip_fault(fault: str) -> None:
         if not options.skip_broken:
             raise DataError(f"{fault}; fix or remove it, or leave such out with --skip-broken")
         skipped.append(fault)
 
-    paths = _list_files(options.files, is_table, skip_fault)
+    paths = _list_files(options.files, kind, skip_fault)
+    if kind == "text":
+        inputs = {**inputs, "tokenizer": _load_tokenizer(options.folder)}
     model = load_model(options, inputs, notes.append)
     batch_size = min(model.spec.batch, task_model.MAX_BATCH)
-    read_batches = _read_tables if is_table else _read_images
+    read_batches = {"table": _read_tables, "text": _read_texts, "images": _read_images}[kind]
     rows = (
         row
         for batch in read_batches(paths, inputs, batch_size, skip_fault)
@@ -100,7 +110,7 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
     return result | {"skipped": len(skipped), "notes": notes}
 
 
-def _list_files(names: Sequence[str], is_table: bool, skip: Skip) -> list[str]:
+def _list_files(names: Sequence[str], kind: Kind, skip: Skip) -> list[str]:
     """Return the paths of all files, with folders replaced by the readable files in them.
 
     Raises DataError for a folder without readable files.
@@ -109,8 +119,11 @@ def _list_files(names: Sequence[str], is_table: bool, skip: Skip) -> list[str]:
     for name in names:
         if listing.is_folder(name):
             members = sorted(listing.walk_files(name))
-            if is_table:
-                endings: tuple[str, ...] = tables.ENDINGS
+            if kind == "text":
+                endings: tuple[str, ...] = (*TEXT_KINDS,)
+                readable = [name for name in members if documents.file_kind(name) != "text"]
+            elif kind == "table":
+                endings = tables.ENDINGS
                 readable = [member for member in members if tables.is_table(member)]
             else:
                 # Containers of images are only read if there are no images.
@@ -300,6 +313,38 @@ def _read_tables(
             rows = valid[start : start + size]
             origins: list[Row] = [{"file": printable_path(path), "row": row + 1} for row in rows]
             yield ExampleBatch(origins, {"features": x_NF[rows]})
+
+
+def _load_tokenizer(folder: str) -> Tokenizer:
+    """Load the tokenizer that was saved with the checkpoints or exported with the model."""
+    files = saved_files.read_saved_tokenizer(folder)
+    files = files or saved_files.read_tokenizer(epath.Path(folder))
+    return HuggingFaceTokenizer(folder, files) if files else ByteTokenizer()
+
+
+def _read_texts(
+    paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip
+) -> Iterator[ExampleBatch]:
+    """Yield batches of texts as `tokens`, int32 [N, L], and their `length`, int32 [N]."""
+    (length,), field = inputs["shape"], inputs["field"]
+    for path in paths:
+        rows: list[tuple[int, str]] = []
+        with _skip_unreadable(path, skip):
+            documents.check_rows([path], "texts")
+            parts = itertools.chain.from_iterable(documents.split_units([path]))
+            values = (row for part in parts for row, _ in documents.read_rows(part, field, dict))
+            for number, row in enumerate(values, 1):
+                try:
+                    rows.append((number, labeled_texts.read_text(row, field)))
+                except documents.UnfitRowError as error:
+                    skip(f"{printable_path(path)}, row {number}: {error}")
+        for start in range(0, len(rows), size):
+            chunk = rows[start : start + size]
+            ids, _ = inputs["tokenizer"].encode_whole([text for _, text in chunk], length)
+            origins = [{"file": printable_path(path), "row": number} for number, _ in chunk]
+            tokens_NL = np.stack([np.pad(ids_T, (0, length - len(ids_T))) for ids_T in ids])
+            counts_N = np.array([len(ids_T) for ids_T in ids], np.int32)
+            yield ExampleBatch(origins, {"tokens": tokens_NL, "length": counts_N})
 
 
 # --- the table ------------------------------------------------------------------------------------

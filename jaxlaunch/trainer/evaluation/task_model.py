@@ -30,6 +30,8 @@ from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec.data import LABEL_FORMAT
+from jaxlaunch.trainer.spec.model import SEQUENCE_CLASSIFICATION
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.step.state import NamedArrays
 from jaxlaunch.trainer.step.train_step import Step
@@ -375,12 +377,14 @@ def read_described_inputs(folder: str) -> dict[str, Any] | None:
             f"{folder} has no {saved_files.INPUTS_FILE}, which says what its model reads: "
             "copy it from the export"
         )
+    if (texts := folders.describe_text_classifier(folder)) is not None:
+        return texts
     model = folders.read_model(folder)
     if not isinstance(model, specs.ImageModel):
         return None
     # Convolutional networks read images of any size.
     size = model.image if isinstance(model, specs.ViT) else [MAX_BATCH, MAX_BATCH]
-    return {"target": "class", "shape": [*size, model.channels]}
+    return {"kind": "images", "target": "class", "shape": [*size, model.channels]}
 
 
 def load_without_job(
@@ -405,7 +409,7 @@ def load_without_job(
     if step is not None or ema:
         raise SpecError(f"{folder} is an export, which holds neither steps nor a moving average")
     mlp = save.read_mlp_model(folder)
-    config = mlp or folders.read_model(folder).model_copy(update={"init_from": folder})
+    config = mlp or _read_model(folder, inputs)
     spec, task = _built_in_spec(inputs, config, "fp32"), Classify()
     task.use_inputs(inputs)
     compiled = Step(task, spec, choose_mesh(spec, mesh), 1)
@@ -416,11 +420,23 @@ def load_without_job(
     return TaskModel(spec, task, compiled, None, params, state.buffers)
 
 
+def _read_model(folder: str, inputs: Mapping[str, Any]) -> specs.PublishedModel:
+    """Return the model of an export, or of a published folder, that starts from its weights."""
+    update: dict[str, Any] = {"init_from": folder}
+    if inputs["kind"] != "text":
+        return folders.read_model(folder).model_copy(update=update)
+    model = folders.read_model(folder, folders.TRANSFORMERS)
+    update |= {"head": SEQUENCE_CLASSIFICATION, "length": inputs["shape"][0]}
+    return model.model_copy(update=update)
+
+
 def _built_in_spec(
     inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any
 ) -> TrainSpec:
     """Return a spec of the built-in classification task that is sufficient for predictions."""
     keys = {"task": specs.CLASSIFY, "model": model.model_dump(), "precision": precision}
+    if inputs["kind"] == "text":
+        keys["data"] = {"source": "text", "path": ".", "format": LABEL_FORMAT}
     keys |= {"loss": {"target": inputs["target"]}, "batch": MAX_BATCH}
     # SGD has no state, so no memory is wasted on an optimizer.
     return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})

@@ -60,7 +60,7 @@ class ModuleNetwork(Network):
             self._arrays = ModelArrays(
                 nnx.eval_shape(lambda: build.build_model(model, nnx.Rngs(0), options, lora))
             )
-        module = build.empty_module(model.init_from or "")
+        module = build.empty_module(model)
         self._has_selection = "logits_to_keep" in inspect.signature(module.forward).parameters
         config = module.config.get_text_config()
         self.position_rows = getattr(config, "max_position_embeddings", None)

@@ -38,13 +38,15 @@ Config = Mapping[str, Any]
 GPT2_END_TOKEN = 50256
 # The largest default length of an example, in tokens. A model with fewer positions has that many.
 MAX_DEFAULT_LENGTH = 2048
+# The end of the name of an architecture whose head has classes.
+CLASSIFIER_ENDING = "ForSequenceClassification"
 # Our keys that config.json does not contain, or that may differ from it. Some only affect training,
 # the number of classes is checked with the head's tensor, and the positions of a ViT are
 # interpolated for another size of image.
 UNCOMPARED_KEYS = key_set(
     "preset init_from scan length family dropout drop_path pool pixel_mean pixel_std classes "
     "new_head image momentum running_variance layer_scale balance router_z capacity transformers "
-    "weights unchecked"
+    "weights unchecked head"
 )
 # Our keys whose counterparts config.json must contain unless the family has a default.
 REQUIRED_SIZES = ("layers", "width", "heads", "hidden", "vocab")
@@ -122,6 +124,12 @@ _ANY_SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def is_text_classifier(config: Config) -> bool:
+    """Return whether a folder has the head of a classifier of texts."""
+    names = config.get("architectures") or ()
+    return any(str(name).endswith(CLASSIFIER_ENDING) for name in names)
+
+
 def parse_transformers_model(config: Config, folder: str) -> spec.TransformersModel:
     """Return the model of any config.json, with the sizes that it states. Raises SpecError."""
     # A model of text and images describes its language model in a block of its own.
@@ -134,6 +142,9 @@ def parse_transformers_model(config: Config, folder: str) -> spec.TransformersMo
     length = min(sizes.pop("positions", MAX_DEFAULT_LENGTH), MAX_DEFAULT_LENGTH)
     if "vocab" not in sizes:
         raise SpecError("vocab_size is missing, and only models of tokens are supported")
+    if is_text_classifier(config):
+        labels = config.get("id2label") or config.get("num_labels")
+        sizes["classes"] = len(labels) if isinstance(labels, dict) else labels or 2
     try:
         return spec.TransformersModel(init_from=folder, length=length, **sizes)
     except pydantic.ValidationError as error:

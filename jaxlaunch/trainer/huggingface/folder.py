@@ -22,7 +22,14 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, StorageError, pydantic_message
 from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.huggingface.families import FAMILIES, key_set
-from jaxlaunch.trainer.spec import Decoder, ImageModel, PublishedModel, TrainSpec
+from jaxlaunch.trainer.spec import (
+    Decoder,
+    ImageModel,
+    PublishedModel,
+    TrainSpec,
+    TransformersModel,
+)
+from jaxlaunch.trainer.spec.model import SEQUENCE_CLASSIFICATION
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # Pillow's number for bilinear resampling.
@@ -32,6 +39,8 @@ GENERATION_FILE = "generation_config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # The kind of models that run the PyTorch code of transformers.
 TRANSFORMERS = "transformers"
+# Tokens of a text that a published classifier reads.
+MAX_TEXT_TOKENS = 512
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -65,11 +74,26 @@ def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
     except pydantic.ValidationError as error:
         raise SpecError(f"train.model: {pydantic_message(error.errors()[0])}") from None
     try:
-        return TrainSpec.model_validate(keys)
+        resolved = TrainSpec.model_validate(keys)
+        _check_classes(resolved.model)
+        return resolved
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(("train", *map(str, fault["loc"])))
         raise SpecError(f"{key}: {pydantic_message(fault)}") from None
+
+
+def _check_classes(model: Any) -> None:
+    """Raise SpecError for a classifier whose classes neither the folder nor the job counts."""
+    if (
+        isinstance(model, TransformersModel)
+        and model.head == SEQUENCE_CLASSIFICATION
+        and model.classes is None
+    ):
+        raise SpecError(
+            f"{model.init_from} has no classifier: set train.model.classes, the number of labels; "
+            "its head is then drawn from train.seed"
+        )
 
 
 def _config_path(folder: str) -> epath.Path:
@@ -119,6 +143,23 @@ def read_model(folder: str, kind: str | None = None) -> PublishedModel:
 def _has_transformers() -> bool:
     """Return whether the packages of the extra [transformers] are installed."""
     return all(importlib.util.find_spec(name) for name in ("torch", "torchax", "transformers"))
+
+
+def describe_text_classifier(folder: str) -> dict[str, Any] | None:
+    """Return how rows of texts become inputs of a folder's classifier, None for other models."""
+    config = _read_keys(folder, "config.json")
+    if not config_json.is_text_classifier(config):
+        return None
+    model = config_json.parse_transformers_model(config, folder)
+    names = config.get("id2label") or {}
+    classes = [str(names.get(str(number), number)) for number in range(model.classes or 0)]
+    return {
+        "kind": "text",
+        "target": "class",
+        "shape": [min(model.length, MAX_TEXT_TOKENS)],
+        "field": "text",
+        "classes": classes,
+    }
 
 
 def check_model(

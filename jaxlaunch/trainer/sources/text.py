@@ -29,11 +29,13 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
+from jaxlaunch.trainer.sources import labeled_texts
 from jaxlaunch.trainer.sources.array_record import Records
 from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.sources.open import BYTE_VOCAB, token_sizes
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
-from jaxlaunch.trainer.spec import Text, TrainSpec
+from jaxlaunch.trainer.spec import Text, TrainSpec, model_sizes
+from jaxlaunch.trainer.spec.data import LABEL_FORMAT
 from jaxlaunch.trainer.text import build, documents, preferences, recipe, shards, tokenizer
 from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 
@@ -52,6 +54,8 @@ def open_source(data: Text, split: Split, spec: TrainSpec) -> DataSource | None:
     """Open preference pairs, prepared rows, or a stream of bytes. Raises SpecError, DataError."""
     length, vocab = token_sizes(spec)
     tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
+    if data.format == LABEL_FORMAT:
+        return labeled_texts.open_source(data, length, split, model_sizes(spec.model).classes)
     if data.has_pairs:
         return preferences.open_source(data, length, split)
     return (open_rows if data.is_prepared else open_stream)(data, length, split)

@@ -275,6 +275,8 @@ TEXT_KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
 TEXT_PIECE_BYTES = 1 << 20
 
 
+# Rows of a text and a label, which classifiers train on.
+LABEL_FORMAT = "label"
 # Formats of rows whose messages a chat template turns into text.
 TEMPLATE_FORMATS = ("chat", "messages", "sharegpt", "alpaca", "question")
 # Formats whose rows have a column for each part, so that no single field names them.
@@ -286,6 +288,18 @@ _ROW_FORMAT = (
     "from and value; alpaca: instruction and output; question: question and answer; completion: "
     "prompt and completion; each of these names forces one layout"
 )
+
+
+def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
+    if classes == []:
+        raise ValueError("names no class; leave it out to take those that the data have")
+    for label in classes or []:
+        if (classes or []).count(label) > 1:
+            raise ValueError(f"contains {label!r} twice; name each once")
+    return classes
+
+
+_Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
 
 
 class Text(Source):
@@ -330,10 +344,11 @@ class Text(Source):
         description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a "
         "Hugging Face tokenizer",
     )
-    format: _RowFormat | Literal["preference", "kto"] = Field(
+    format: _RowFormat | Literal["preference", "kto", "label"] = Field(
         "text",
         description=f"{_ROW_FORMAT}; preference: chosen and rejected, and optionally prompt, "
-        "messages, or system and question; kto: prompt, completion and label, true or false",
+        "messages, or system and question; kto: prompt, completion and label, true or false; "
+        "label: a text and its label, a name or a number",
     )
     field: str | None = Field(
         None,
@@ -369,6 +384,17 @@ class Text(Source):
         description="folder of prepared rows",
         json_schema_extra=Unset("in the user's cache folder"),
     )
+    label: str | None = Field(
+        None,
+        min_length=1,
+        description="field of the label, with format: label",
+        json_schema_extra=Unset("label, labels, class, category, target, fine_label or y"),
+    )
+    classes: _Classes = Field(
+        None,
+        description="the labels in the order in which they are numbered, with format: label",
+        json_schema_extra=Unset("sorted"),
+    )
     apart: bool = Field(
         False,
         description="document masking: attention and loss stop at the boundaries of files, as they "
@@ -381,7 +407,7 @@ class Text(Source):
     @property
     def is_prepared(self) -> bool:
         """Return whether documents are tokenized and packed once."""
-        if self.has_pairs:
+        if self.is_read_at_start:
             return False
         keys = self.field, self.packing
         return self.tokenizer != BYTES_TOKENIZER or self.format != "text" or keys != (None, None)
@@ -390,6 +416,11 @@ class Text(Source):
     def has_pairs(self) -> bool:
         """Whether the rows are preferences, as pairs or as single texts with a label."""
         return self.format in ("preference", "kto")
+
+    @property
+    def is_read_at_start(self) -> bool:
+        """Whether every process reads all rows when a run starts, without preparing them."""
+        return self.has_pairs or self.format == LABEL_FORMAT
 
     def texts(self) -> dict[str, Text]:
         """Return this source by an empty name, because it is not a part."""
@@ -409,10 +440,11 @@ class Text(Source):
     def _check_format(self) -> Text:
         if self.group is not None and (self.eval_path is not None or not self.eval_split):
             raise ValueError("group applies to eval_split; leave it out")
-        if self.group is not None and not self.is_prepared and not self.has_pairs:
+        if self.group is not None and not (self.is_prepared or self.is_read_at_start):
             raise ValueError("group applies to rows of JSON lines, Parquet and Arrow; name a field")
-        if self.has_pairs:
-            for key in filter(self.is_changed, ("field", "packing", "apart", "bigram")):
+        if self.is_read_at_start:
+            fields = ("field",) if self.has_pairs else ()
+            for key in filter(self.is_changed, (*fields, "packing", "apart", "bigram")):
                 columns = "chosen and rejected" if self.format == "preference" else "a label"
                 rows = f"whose rows have {columns}"
                 raise ValueError(f"{key} does not apply to format: {self.format}, {rows}")
@@ -429,21 +461,18 @@ class Text(Source):
             raise ValueError(f"eval_path applies to documents; {hint}")
         return self
 
+    @model_validator(mode="after")
+    def _check_label(self) -> Text:
+        if self.format != LABEL_FORMAT:
+            for key in filter(self.is_changed, ("label", "classes")):
+                raise ValueError(f"{key} applies to format: {LABEL_FORMAT}; leave it out")
+        return self
+
 
 _SEVERAL_FIELDS = "names one column, and the text of a row is in several with format:"
 _NO_TEMPLATE = "needs a tokenizer with a chat template; bytes have none"
 
 
-def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
-    if classes == []:
-        raise ValueError("names no class; leave it out to take those that the data have")
-    for label in classes or []:
-        if (classes or []).count(label) > 1:
-            raise ValueError(f"contains {label!r} twice; name each once")
-    return classes
-
-
-_Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
 # Without eval_path, files are assigned to the splits by the names of files or folders.
 _NEXT_TO_TRAIN = Unset("the files that are called val, validation or test, next to train")
 _Names = Annotated[list[str], Field(min_length=1)]
@@ -665,6 +694,8 @@ class Part(Block):
 
 # Keys of a source that a part of a mixture never has.
 _EXCLUDED_KEYS = {*Source.model_fields, "source", "apart", "bigram"}
+# Those of one source, because others have keys of the same names.
+_EXCLUDED_TEXT_KEYS = {"label", "classes"}
 
 
 def _make_part_model(source: str) -> type[Part]:
@@ -674,8 +705,9 @@ def _make_part_model(source: str) -> type[Part]:
     keys: dict[str, Any] = {
         "source": (Literal[source], Field(default, description="the source of this part"))
     }
+    excluded = _EXCLUDED_KEYS | (_EXCLUDED_TEXT_KEYS if source == "text" else set())
     for name, field in source_type.model_fields.items():
-        if name not in _EXCLUDED_KEYS and name not in source_type.shared_keys:
+        if name not in excluded and name not in source_type.shared_keys:
             keys[name] = field.rebuild_annotation(), field
     model: type[Part] = create_model(
         f"PartOf{source_type.__name__}",

@@ -392,6 +392,13 @@ class GPT2(LayeredModel):
         return self.hidden or 4 * self.width
 
 
+# What a model of transformers computes: logits of the next tokens, of hidden tokens, or of a text.
+Head = Literal["causal_lm", "masked_lm", "sequence_classification"]
+CAUSAL_LM: Head = "causal_lm"
+MASKED_LM: Head = "masked_lm"
+SEQUENCE_CLASSIFICATION: Head = "sequence_classification"
+
+
 class TransformersModel(PublishedModel):
     """A model of transformers: its PyTorch code runs as a JAX function, for any architecture.
 
@@ -432,6 +439,15 @@ class TransformersModel(PublishedModel):
         None,
         description="key and value heads, which mp divides",
         json_schema_extra=Unset("those of the folder"),
+    )
+    head: Head = Field(
+        CAUSAL_LM,
+        description="what the model computes; a built-in task sets its own",
+    )
+    classes: Ids | None = Field(
+        None,
+        description="classification: labels are 0 to classes - 1",
+        json_schema_extra=Unset("those of a folder with a classifier"),
     )
     weights: Literal["folder", "random"] = Field(
         "folder", description="start from the folder's weights, or from random ones"
@@ -726,7 +742,7 @@ def model_sizes(model: Model) -> Sizes:
             return sizes._replace(vocab=model.vocab)
         case TransformersModel():
             sizes = Sizes(model.layers or 1, model.width or 0, model.length, model.heads)
-            return sizes._replace(vocab=model.vocab)
+            return sizes._replace(vocab=model.vocab, classes=model.classes)
         case GPT2():
             return Sizes(model.layers, model.width, model.length, model.heads, vocab=model.vocab)
         case ViT():

@@ -36,7 +36,7 @@ from jaxlaunch.trainer.spec.block import (
     Weight,
     Wide,
 )
-from jaxlaunch.trainer.spec.data import Data, Text, Tfds
+from jaxlaunch.trainer.spec.data import LABEL_FORMAT, Data, Text, Tfds, Torch
 from jaxlaunch.trainer.spec.model import (
     GPT2,
     MLP,
@@ -66,6 +66,10 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
     DPO: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
 }
+
+
+# What a model of transformers computes in a task, if it is not the logits of the next tokens.
+TASK_HEADS: Mapping[str, models.Head] = {CLASSIFY: models.SEQUENCE_CLASSIFICATION}
 
 
 def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -734,6 +738,16 @@ class TrainSpec(Block):
             return raw
         return merge_task_defaults(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
 
+    @field_validator("model")
+    @classmethod
+    def _fill_head(cls, model: Model, info: ValidationInfo) -> Model:
+        head = TASK_HEADS.get(str(info.data.get("task")))
+        if head is None or not isinstance(model, TransformersModel):
+            return model
+        if "head" in model.model_fields_set and model.head != head:
+            raise ValueError(f"head = {model.head}, and the task needs {head}; leave it out")
+        return model.model_copy(update={"head": head})
+
     @field_validator("data")
     @classmethod
     def _check_data(cls, data: Data, info: ValidationInfo) -> Data:
@@ -744,6 +758,16 @@ class TrainSpec(Block):
         if task == LM and isinstance(data, Text) and data.has_pairs:
             rows = "texts with a label" if data.format == "kto" else "pairs of texts"
             raise ValueError(f"format: {data.format} has {rows}, which the task {DPO} trains on")
+        has_labels = isinstance(data, Text) and data.format == LABEL_FORMAT
+        if task in (LM, DPO) and has_labels:
+            raise ValueError(f"format: {LABEL_FORMAT} has classes, which {CLASSIFY} trains on")
+        if task == CLASSIFY and data.texts() and not has_labels:
+            raise ValueError(f"has texts without a label; give format: {LABEL_FORMAT}")
+        model = info.data.get("model")
+        reads_texts = task == CLASSIFY and isinstance(model, TransformersModel)
+        if reads_texts and not has_labels and not isinstance(data, Torch):
+            hint = f"give source: text, format: {LABEL_FORMAT}"
+            raise ValueError(f"has no labeled texts, which train.model reads; {hint}")
         return data
 
     @field_validator("batch")
@@ -767,6 +791,9 @@ class TrainSpec(Block):
                 f"accumulate = {accumulate} leaves no other row; make batch at least "
                 f"{2 * accumulate}, or accumulate smaller"
             )
+        if isinstance(info.data.get("data"), Text) and task == CLASSIFY:
+            for key in filter(loss.is_changed, ("mixup", "cutmix", "target")):
+                raise ValueError(f"{key} does not apply to texts; leave it out")
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks apply to tokens, not to images; leave it out")
         model = info.data.get("model")
@@ -804,6 +831,9 @@ class TrainSpec(Block):
                 raise ValueError("base: int8 applies to built-in models; use bf16")
             if model.weights == "random":
                 raise ValueError("trains adapters of a folder's weights, and model.weights: random")
+            if model.head != models.CAUSAL_LM:
+                problem = f"and the head of train.model is {model.head}"
+                raise ValueError(f"applies to causal_lm, {problem}; leave it out")
         elif not isinstance(model, Decoder | GPT2):
             kinds = "a decoder, gpt2 or transformers"
             raise ValueError(f"applies to {kinds}, and train.model.kind = {model.kind}")

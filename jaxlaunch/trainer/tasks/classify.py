@@ -19,6 +19,7 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Examples, register_batch_function
 from jaxlaunch.trainer.data.source import Source, Split, as_data_source
 from jaxlaunch.trainer.errors import DataError, SpecError
@@ -26,6 +27,7 @@ from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.classifiers import MLP, Classifier, ConvNeXt, ResNet, ViT
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.sources.images.source import ImageSource
+from jaxlaunch.trainer.sources.labeled_texts import LabeledTexts
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.source import ENCODING_KEYS, Rows, Scale, TableMixture
 from jaxlaunch.trainer.spec import TrainSpec
@@ -33,6 +35,9 @@ from jaxlaunch.trainer.spec.data import ImageData
 from jaxlaunch.trainer.task import Loss, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
 from jaxlaunch.trainer.tasks.classification import Classification, ExampleScores, score_examples
+from jaxlaunch.trainer.text.documents import DEFAULT_FIELD
+from jaxlaunch.trainer.torch_models import build
+from jaxlaunch.trainer.torch_models.network import TorchClassifier
 
 
 @runtime_checkable
@@ -92,10 +97,13 @@ class Classify(Task):
                 return (jnp.zeros((1, *self._image_shape(spec)), jnp.float32),)
 
             return custom.build_model(spec, config, rngs, sample_inputs)
+        if isinstance(config, specs.TransformersModel):
+            return build.build_model(config, rngs, options)
         if not isinstance(config, specs.ImageModel):
             kinds = "mlp, vit, resnet, convnext or module:Name"
             raise SpecError(
-                f"train.model.kind = {config.kind} does not classify images; use {kinds}"
+                f"train.model.kind = {config.kind} does not classify images; use {kinds}, and "
+                "transformers for texts"
             )
         self._check_image(spec, config)
         kinds_by_config: Mapping[type, Any] = {
@@ -113,15 +121,15 @@ class Classify(Task):
         [B, V], or the squared error of label [B] or [B, K]. Training of a built-in model adds the
         terms of its loss block.
         """
-        images = self._model_inputs(model, batch)
         label_B, weight_B = batch["label"], batch["weight"]
         if self._scale is not None:
             label_B = self._scale.normalize(label_B)
-        is_built_in = isinstance(model, Classifier)
+        is_built_in = isinstance(model, Classifier | TorchClassifier)
         block = model.loss if is_built_in else specs.Loss()
         is_training = is_built_in and not model.deterministic
         terms = block if is_training else specs.Loss(target=block.target)
         if terms.mixup or terms.cutmix:
+            images = self._model_inputs(model, batch)
             images, share, partner_label_B = blend_images(images, label_B, rng, terms)
             logits_BV = model(images)
             label_loss = losses.target_loss(logits_BV, label_B, weight_B * share, terms)
@@ -129,7 +137,7 @@ class Classify(Task):
             partner_loss = losses.target_loss(logits_BV, partner_label_B, partner_weight_B, terms)
             loss = Loss(*jax.tree.map(jnp.add, tuple(label_loss), tuple(partner_loss)))
         else:
-            logits_BV = model(images)
+            logits_BV = self._compute_logits(model, batch)
             if not is_built_in:
                 logits_BV = checked_logits(model, logits_BV, label_B)
             loss = losses.target_loss(logits_BV, label_B, weight_B, terms)
@@ -141,7 +149,7 @@ class Classify(Task):
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
         """Return logits_BV for images or features, or numbers in the unit of a table's label."""
-        logits_BV = model(self._model_inputs(model, batch))
+        logits_BV = self._compute_logits(model, batch)
         result: Array = logits_BV if self._scale is None else self._scale.denormalize(logits_BV)
         return result
 
@@ -151,7 +159,7 @@ class Classify(Task):
 
     def score_batch(self, model: Any, batch: dict[str, Array]) -> ExampleScores:
         """Return the scores of each example of a batch, for the report of an evaluation."""
-        return score_examples(model(self._model_inputs(model, batch)), batch["label"])
+        return score_examples(self._compute_logits(model, batch), batch["label"])
 
     def start_classification(self) -> Classification:
         """Return a new accumulator for the scores of an evaluation."""
@@ -172,11 +180,15 @@ class Classify(Task):
 
     def _examples(self, raw: Batch) -> Batch:
         key, label_B = self._input_key(raw), ranges.get_value(raw, "label")
-        return {key: ranges.get_value(raw, key), "label": ranges.read_labels(label_B, self._target)}
+        lengths = {"length": raw["length"]} if "length" in raw else {}
+        inputs = {key: ranges.get_value(raw, key), **lengths}
+        return {**inputs, "label": ranges.read_labels(label_B, self._target)}
 
     @register_batch_function(_examples)
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return `image` and `label`. The image stays as it is stored; the device converts bytes.
+        """Return `image` or `features`, or `tokens` and their `length`; and `label`.
+
+        The image stays as it is stored; the device converts bytes.
 
         For a class `label` is one whole number, of shape [], [1] or [1, 1]. For the other targets
         it is float32: 0 or 1 for each class, or any numbers. Raises UnusableExampleError for other
@@ -185,14 +197,21 @@ class Classify(Task):
         label, key = ranges.get_value(raw, "label"), self._input_key(raw)
         readers = {"class": ranges.read_class, "multi_label": ranges.read_flags}
         read = readers.get(self._target, ranges.read_numbers)
-        return {key: np.asarray(ranges.get_value(raw, key)), "label": read(label)}
+        inputs = {key: np.asarray(ranges.get_value(raw, key))}
+        if key == "tokens":
+            inputs = {
+                name: ranges.read_integers(name, ranges.get_value(raw, name))
+                for name in ("tokens", "length")
+            }
+        return {**inputs, "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """Return the first row whose label is not a class of the model, and a sentence about it."""
         if not self.reports_classes(spec):
             return None
         classes, is_built_in = self._classes, type(self).model is Classify.model
-        if is_built_in and isinstance(spec.model, specs.MLP | specs.ImageModel):
+        text_model = specs.TransformersModel
+        if is_built_in and isinstance(spec.model, specs.MLP | specs.ImageModel | text_model):
             classes = spec.model.classes
         if classes is None:
             return None
@@ -212,6 +231,9 @@ class Classify(Task):
         input_spec = array_specs[self._input_key(array_specs)]
         description = {"target": self._target, "shape": list(input_spec.shape)}
         metadata: Mapping[str, Any] = as_data_source(source).metadata
+        if isinstance(source, LabeledTexts):
+            field = getattr(spec.data, "field", None) or DEFAULT_FIELD
+            return {"kind": "text", **description, "field": field, "classes": [*source.classes]}
         if isinstance(source, Rows | TableMixture):
             return {"kind": "table", **description, **source.encoding}
         if metadata.get("kind") == "table":
@@ -231,6 +253,15 @@ class Classify(Task):
         self._input_description, self._target = description, description["target"]
         self._scale = Scale.from_json(description["scale"]) if description.get("scale") else None
 
+    def _compute_logits(self, model: Any, batch: dict[str, Array]) -> Array:
+        """Return logits_BV. Texts have `tokens` [B, L] and their `length` [B]."""
+        logits_BV: Array
+        if "tokens" in batch:
+            logits_BV = model(batch["tokens"], Visible(lengths_B=batch["length"]))
+        else:
+            logits_BV = model(self._model_inputs(model, batch))
+        return logits_BV
+
     def _model_inputs(self, model: Any, batch: dict[str, Array]) -> Array:
         """Return the inputs of the model: normalized images, or the features of a table."""
         if self._input_key(batch) == "features":
@@ -241,7 +272,7 @@ class Classify(Task):
 
     @staticmethod
     def _input_key(example: Mapping[str, Any]) -> str:
-        return "features" if "features" in example else "image"
+        return next((key for key in ("features", "image", "tokens") if key in example), "image")
 
     def _check_image(self, spec: TrainSpec, config: specs.ImageModel) -> None:
         shape, channels = self._image_shape(spec), config.channels

@@ -34,6 +34,7 @@ SPECIAL_TOKEN_KEYS = tuple(
 )
 REPLACEMENT_BYTES = "\ufffd".encode()
 
+Ids = npt.NDArray[np.int32]
 # Ranges of characters in a text.
 Spans = Sequence[tuple[int, int]]
 # The ids, and which of them are in a span, both [T].
@@ -65,6 +66,11 @@ class ByteTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the bytes of each text."""
         return [list(text.encode()) for text in texts]
+
+    def encode_whole(self, texts: Sequence[str], length: int) -> tuple[list[Ids], int]:
+        """Return up to `length` bytes of each text, and the number of texts that are longer."""
+        ids_N = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+        return [ids[:length] for ids in ids_N], sum(len(ids) > length for ids in ids_N)
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
         """Return the bytes of each text, and whether each is in the text's only span, both [T]."""
@@ -133,6 +139,20 @@ class HuggingFaceTokenizer:
         encodings = self._encode_texts(self._tokenizer.encode_batch_fast, texts)
         return [encoding.ids for encoding in encodings]
 
+    def encode_whole(self, texts: Sequence[str], length: int) -> tuple[list[Ids], int]:
+        """Encode texts with the special tokens around them, cut to `length` tokens.
+
+        Returns the ids [T] of each text, and the number of texts that were longer.
+        """
+        encode = self._tokenizer.encode_batch_fast
+        self._tokenizer.enable_truncation(length)
+        try:
+            encodings = self._encode_texts(encode, texts, add_special_tokens=True)
+        finally:
+            self._tokenizer.no_truncation()
+        cut = sum(bool(encoding.overflowing) for encoding in encodings)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings], cut
+
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
         """Encode texts, and return whether each token is in a span of its text, both [T]."""
         encodings = self._encode_texts(self._tokenizer.encode_batch, texts)
@@ -142,15 +162,18 @@ class HuggingFaceTokenizer:
         ]
 
     def _encode_texts(
-        self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]
+        self,
+        encode: Callable[..., Sequence[Any]],
+        texts: Sequence[str],
+        add_special_tokens: bool = False,
     ) -> Sequence[Any]:
         """Call `encode`. Raises SpecError for a text that the vocabulary cannot represent."""
         try:
-            return encode(list(texts), add_special_tokens=False)
+            return encode(list(texts), add_special_tokens=add_special_tokens)
         except Exception as error:
             # The library raises a bare Exception for errors in Rust.
             if len(texts) > 1:
-                return [self._encode_texts(encode, [text])[0] for text in texts]
+                return [self._encode_texts(encode, [text], add_special_tokens)[0] for text in texts]
             problem = f"has no token for a part of the text {texts[0][:40]!r}"
             raise SpecError(f"data.tokenizer = {self.name} {problem}: {error}") from None
 

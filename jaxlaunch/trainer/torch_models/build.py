@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,10 +10,12 @@ import jax
 from flax import nnx
 from jax import Array
 
+from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.spec import Lora, TransformersModel
+from jaxlaunch.trainer.spec.model import CAUSAL_LM, SEQUENCE_CLASSIFICATION
 from jaxlaunch.trainer.torch_models import adapters, checked, modules, weights
-from jaxlaunch.trainer.torch_models.network import TorchModel, build_torch_module
+from jaxlaunch.trainer.torch_models.network import TorchClassifier, TorchModel, build_torch_module
 
 
 def build_model(
@@ -24,22 +27,64 @@ def build_model(
     the model does not have the layers that `lora` adds adapters to.
     """
     folder = config.init_from or ""
-    module = empty_module(folder)
+    module = empty_module(config)
     model_type = module.config.model_type
+    if config.head == CAUSAL_LM and modules.is_encoder(module.config):
+        raise SpecError(
+            f"{folder}: model_type = {model_type} is an encoder, which sees the token that it "
+            "would predict; the task lm takes decoders, and classify takes encoders, too"
+        )
     known = checked.require_checked(folder, model_type, is_allowed=config.unchecked)
     packs_rows = known.packs_rows or config.unchecked
     if lora is not None:
         adapters.add_adapters(module, lora)
-    return TorchModel(module, rngs, options, packs_rows=packs_rows, has_adapters=lora is not None)
+    model_class = TorchClassifier if config.head == SEQUENCE_CLASSIFICATION else TorchModel
+    return model_class(module, rngs, options, packs_rows=packs_rows, has_adapters=lora is not None)
 
 
-def empty_module(folder: str) -> Any:
+def empty_module(model: TransformersModel) -> Any:
     """Return the module of a folder's config.json, without memory for its weights.
 
-    Raises SpecError if the extra is missing, or transformers does not know the architecture.
+    Raises SpecError if the extra is missing, transformers does not know the architecture, or it has
+    fewer positions than the model's length.
     """
     modules.import_libraries()
-    return build_torch_module(modules.read_config(folder))
+    config = _read_config(model)
+    module = build_torch_module(config, modules.HEAD_CLASSES[model.head])
+    if modules.is_encoder(config):
+        _check_positions(model, module)
+    return module
+
+
+def _read_config(model: TransformersModel) -> Any:
+    """Return the configuration of the folder, for the classes of the job."""
+    config = modules.read_config(model.init_from or "")
+    if model.head == SEQUENCE_CLASSIFICATION:
+        if model.classes not in (None, config.num_labels):
+            config.num_labels = model.classes
+        text_config = config.get_text_config()
+        if text_config.pad_token_id is None:
+            # As in trl, a text is padded with the token that ends it.
+            ends = text_config.eos_token_id
+            text_config.pad_token_id = ends[0] if isinstance(ends, list) else ends
+        if text_config.pad_token_id is None:
+            raise SpecError(
+                f"{model.init_from}/config.json has neither pad_token_id nor eos_token_id, by "
+                "which the model would know where a text ends; add pad_token_id"
+            )
+    return config
+
+
+def _check_positions(model: TransformersModel, module: Any) -> None:
+    for name, layer in module.named_modules():
+        if name.endswith("position_embeddings") and hasattr(layer, "num_embeddings"):
+            # RoBERTa numbers positions after that of the padding.
+            first = 0 if layer.padding_idx is None else layer.padding_idx + 1
+            if model.length > (limit := layer.num_embeddings - first):
+                raise SpecError(
+                    f"train.model.length = {model.length}, and {model.init_from} has {limit} "
+                    f"positions; make it {limit} or less"
+                )
 
 
 def iterate_parameters(
@@ -55,7 +100,15 @@ def iterate_parameters(
     """
     folder = config.init_from or ""
     if config.weights == "random":
-        yield from weights.iterate_random(modules.read_config(folder), targets, seed)
-    else:
-        module = empty_module(folder)
-        yield from weights.iterate_parameters(module, folder, targets, is_cast=is_cast)
+        auto_class = modules.HEAD_CLASSES[config.head]
+        yield from weights.iterate_random(_read_config(config), targets, seed, auto_class)
+        return
+    module = empty_module(config)
+    has_new_head = config.head == SEQUENCE_CLASSIFICATION
+    missing = yield from weights.iterate_parameters(
+        module, folder, targets, is_cast=is_cast, has_new_head=has_new_head
+    )
+    if missing:
+        names = ", ".join(missing)
+        print(f"{folder} has no {names}: drawn from train.seed = {seed}", file=sys.stderr)
+        yield from weights.iterate_head(module, missing, seed)

@@ -52,15 +52,18 @@ TINY_SIZES: Mapping[str, int] = {
     "intermediate_size": 96,
     "intermediate_size_mlp": 96,
     "ffn_dim": 96,
+    "hidden_dim": 96,
     "n_inner": 96,
     "ffn_hidden_size": 96,
     "shared_expert_intermediate_size": 32,
     "moe_intermediate_size": 32,
     "num_hidden_layers": 4,
     "n_layer": 4,
+    "n_layers": 4,
     "num_layers": 4,
     "num_attention_heads": 4,
     "n_head": 4,
+    "n_heads": 4,
     "num_heads": 4,
     "head_dim": 16,
     "rotary_dim": 8,
@@ -184,7 +187,8 @@ def compare_config(keys: Mapping[str, Any]) -> Comparison:
     try:
         config = transformers.AutoConfig.for_model(**shrink_config(keys))
         torch.manual_seed(0)
-        reference = transformers.AutoModelForCausalLM.from_config(
+        auto_class = modules.MASKED_LM if modules.is_encoder(config) else modules.CAUSAL_LM
+        reference = getattr(transformers, auto_class).from_config(
             copy.deepcopy(config), attn_implementation=modules.EAGER, dtype=torch.float32
         )
     except Exception as error:
@@ -198,7 +202,7 @@ def compare_config(keys: Mapping[str, Any]) -> Comparison:
         1, config.get_text_config().vocab_size - 8, (BATCH, LENGTH)
     )
     expected = _run_torch(reference, tokens_BL)
-    found = _run_jax(config, reference, tokens_BL)
+    found = _run_jax(build_torch_module(config, auto_class), reference, tokens_BL)
     least = TINY_GRADIENT * expected.largest_gradient
     gradients = {
         name: _relative_difference(found.gradients[name], gradient, least)
@@ -320,8 +324,7 @@ def _run_torch(module: Any, tokens_BL: np.ndarray[Any, Any]) -> Results:
     return Results(logits.detach().numpy(), torch.cat(halves, 1).numpy(), gradients)
 
 
-def _run_jax(config: Any, reference: Any, tokens_BL: np.ndarray[Any, Any]) -> Results:
-    module = build_torch_module(config)
+def _run_jax(module: Any, reference: Any, tokens_BL: np.ndarray[Any, Any]) -> Results:
     mesh, weights = meshes.build_mesh(MESH), reference.state_dict()
     segments_BL = jnp.broadcast_to(jnp.arange(LENGTH)[None] // (LENGTH // 2) + 1, (BATCH, LENGTH))
     with jax.set_mesh(mesh):

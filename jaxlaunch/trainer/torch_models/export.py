@@ -12,7 +12,7 @@ import functools
 import json
 import string
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.huggingface.tensor_files import ADAPTER_CONFIG_FILE
 from jaxlaunch.trainer.spec import Lora, TransformersModel
+from jaxlaunch.trainer.spec.model import CAUSAL_LM, SEQUENCE_CLASSIFICATION
 from jaxlaunch.trainer.torch_models import adapters, build
 
 
@@ -35,6 +36,7 @@ def save_model(
     params: Mapping[str, Parameter],
     extra_files: Mapping[str, bytes],
     turn_ends: tuple[int, ...] = (),
+    classes: Sequence[str] = (),
 ) -> tuple[str, list[str]]:
     """Write a model as a folder of Hugging Face, or its adapters as a folder of peft.
 
@@ -45,6 +47,7 @@ def save_model(
         params: Parameters and persistent buffers by name.
         extra_files: Contents of further files by name.
         turn_ends: Tokens that end a turn of a chat.
+        classes: Names of the classes of a classifier, if they have names.
 
     Returns:
         The name of the architecture, and the names of the safetensors files.
@@ -53,7 +56,7 @@ def save_model(
         SpecError: The configuration cannot be read, or the parameters are of another model.
     """
     source = model.init_from or ""
-    module = build.empty_module(source)
+    module = build.empty_module(model)
     if lora is not None:
         return _save_adapters(target, source, module, lora, params, extra_files)
     if missing := sorted({name for name, _ in module.named_parameters()} - params.keys()):
@@ -68,12 +71,26 @@ def save_model(
     config.pop("quantization_config", None)
     dtype = next(iter(params.values())).dtype.name
     config |= {"architectures": [type(module).__name__], "dtype": dtype}
-    files: dict[str, Mapping[str, Any] | bytes] = {
-        "config.json": config,
-        folders.GENERATION_FILE: folders.render_generation_config(source, extra_files, turn_ends),
-        **extra_files,
-    }
+    files: dict[str, Mapping[str, Any] | bytes] = {**extra_files}
+    if model.head == CAUSAL_LM:
+        generation = folders.render_generation_config(source, extra_files, turn_ends)
+        files[folders.GENERATION_FILE] = generation
+    if model.head == SEQUENCE_CLASSIFICATION:
+        config |= _render_classes(module, classes)
+    files["config.json"] = config
     return type(module).__name__, save.write_folder(target, leaves, tensors, files)
+
+
+def _render_classes(module: Any, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of config.json for a classifier's labels and the token after a text."""
+    pad_token = module.config.get_text_config().pad_token_id
+    labels = dict(module.config.id2label) | dict(enumerate(classes))
+    return {
+        "id2label": {str(number): label for number, label in labels.items()},
+        "label2id": {label: number for number, label in labels.items()},
+        "pad_token_id": pad_token,
+        "problem_type": "single_label_classification" if len(labels) > 1 else None,
+    }
 
 
 def plain_leaf(name: str, dims: int) -> Leaf:

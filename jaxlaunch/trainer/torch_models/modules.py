@@ -29,8 +29,13 @@ REQUIRED_VERSIONS: Mapping[str, tuple[str, str]] = {
 }
 # What adapters need in addition.
 ADAPTER_VERSIONS: Mapping[str, tuple[str, str]] = {"peft": ("0.21", "1")}
-# Classes of transformers by the task of the job.
-CAUSAL_LM = "AutoModelForCausalLM"
+# Classes of transformers by the head of the model.
+CAUSAL_LM, MASKED_LM = "AutoModelForCausalLM", "AutoModelForMaskedLM"
+HEAD_CLASSES: Mapping[str, str] = {
+    "causal_lm": CAUSAL_LM,
+    "masked_lm": MASKED_LM,
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
 # The attention that an architecture computes by itself.
 EAGER = "eager"
 
@@ -91,6 +96,14 @@ def read_config(folder: str) -> Any:
             f"{path}: transformers {transformers.__version__} cannot read model_type = "
             f"{model_type}: {reason}"
         ) from None
+
+
+def is_encoder(config: Any) -> bool:
+    """Return whether a position of this architecture sees those after it."""
+    import transformers
+
+    encoders = transformers.AutoModelForMaskedLM._model_mapping
+    return type(config) in encoders and not getattr(config, "is_decoder", False)
 
 
 def build_module(config: Any, attention: str, auto_class: str = CAUSAL_LM) -> Any:

@@ -35,18 +35,18 @@ from jaxlaunch.trainer.torch_models import head as heads
 CALL_OPTIONS = {"use_cache": False, "return_dict": False}
 
 
-def build_torch_module(config: Any) -> Any:
+def build_torch_module(config: Any, auto_class: str = modules.CAUSAL_LM) -> Any:
     """Return the module of a configuration of transformers, with our attention if it allows that.
 
-    Raises SpecError if there is no language model of this architecture.
+    Raises SpecError if there is no such class of this architecture.
     """
     operators.register_operators()
     attention.register_names()
     try:
-        return modules.build_module(config, attention.NAME)
+        return modules.build_module(config, attention.NAME, auto_class)
     except (modules.UnsupportedAttentionError, KeyError):
         # A few architectures look their attention up in a table of their own.
-        return modules.build_module(config, modules.EAGER)
+        return modules.build_module(config, modules.EAGER, auto_class)
 
 
 class TorchModel(nnx.Module):
@@ -207,6 +207,32 @@ class TorchModel(nnx.Module):
             outputs = self._call_module(weights, Visible(), keywords, key)
         logits_BLV = outputs[0].astype(output or self.output)
         return constrain(logits_BLV, "batch", "length", "vocab")
+
+
+class TorchClassifier(TorchModel):
+    """A classifier of texts, with the head of AutoModelForSequenceClassification.
+
+    Attributes:
+        pad_token: The token that follows a text, by which a decoder knows its last token.
+    """
+
+    def __init__(self, module: Any, rngs: nnx.Rngs, options: ModelOptions, **keywords: Any) -> None:
+        super().__init__(module, rngs, options, **keywords)
+        self.pad_token = int(module.config.get_text_config().pad_token_id)
+
+    def __call__(self, tokens_BL: Array, keys: Keys = None) -> Array:
+        """Return logits_BV in the output dtype, for texts whose lengths the keys have."""
+        visible = as_visible(keys)
+        index_BL = jax.lax.broadcasted_iota(jnp.int32, tokens_BL.shape, 1)
+        is_text_BL = jnp.ones(tokens_BL.shape, bool)
+        if visible.lengths_B is not None:
+            is_text_BL = index_BL < visible.lengths_B[:, None]
+        keywords = {
+            "input_ids": jnp.where(is_text_BL, tokens_BL, self.pad_token),
+            "attention_mask": is_text_BL.astype(jnp.int32),
+        }
+        logits_BV = self.call(visible, keywords)[0].astype(self.output)
+        return constrain(logits_BV, "batch", None)
 
 
 def _list_unused(module: Any) -> frozenset[str]:

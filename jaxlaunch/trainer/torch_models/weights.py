@@ -9,7 +9,7 @@ a time in memory.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -89,8 +89,13 @@ def find_layout(module: Any, files: TensorFiles) -> Layout:
 
 
 def iterate_parameters(
-    module: Any, folder: str, targets: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
-) -> Iterator[tuple[str, Array]]:
+    module: Any,
+    folder: str,
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    is_cast: bool = True,
+    has_new_head: bool = False,
+) -> Generator[tuple[str, Array], None, dict[str, jax.ShapeDtypeStruct]]:
     """Yield the parameters and buffers of `targets` one by one from the files of a folder.
 
     Args:
@@ -98,6 +103,10 @@ def iterate_parameters(
         folder: Folder with safetensors.
         targets: Shapes, dtypes and shardings by name.
         is_cast: Whether to cast to the dtypes of `targets` instead of keeping those of the files.
+        has_new_head: Whether the files may have another head than the module.
+
+    Returns:
+        The parameters of the module's head that the files do not have.
 
     Raises:
         SpecError: A parameter is missing, has another shape, or a tensor is not used.
@@ -124,16 +133,51 @@ def iterate_parameters(
             dtype = target.dtype if is_cast else value.dtype
             yield name, place_array(value.astype(dtype), target)
     files.close()
-    faults = []
-    if remaining:
-        faults.append(f"{_list_names(remaining)} missing")
-    if layout.unused:
-        faults.append(f"{_list_names(layout.unused)} not used")
+    faults = _list_faults(module, files, layout, remaining, has_new_head=has_new_head)
     if faults:
         raise SpecError(
             f"{folder} does not match the {type(module).__name__} of its config.json: "
             f"{'; '.join(faults)}"
         )
+    return remaining
+
+
+def _list_faults(
+    module: Any, files: TensorFiles, layout: Layout, missing: Iterable[str], *, has_new_head: bool
+) -> list[str]:
+    """Return sentences on the parameters that the files lack and the tensors that are not used."""
+    unused: list[str] = layout.unused
+    if has_new_head:
+        body = f"{module.base_model_prefix}."
+        missing = [name for name in missing if _is_in_body(name, body)]
+        # The files of a model without a head have names without the prefix, all of which are used.
+        has_prefix = any(source.startswith(body) for source in files)
+        unused = [name for name in unused if has_prefix and _is_in_body(name, body)]
+    subjects = ((missing, "missing"), (unused, "not used"))
+    return [f"{_list_names(names)} {problem}" for names, problem in subjects if names]
+
+
+def _is_in_body(name: str, prefix: str) -> bool:
+    """Return whether a parameter is below the heads, among which is the pooler of BERT."""
+    return name.startswith(prefix) and not name.startswith(f"{prefix}pooler.")
+
+
+def iterate_head(
+    module: Any, targets: Mapping[str, jax.ShapeDtypeStruct], seed: int
+) -> Iterator[tuple[str, Array]]:
+    """Yield random parameters of a module without memory, as transformers initializes them."""
+    import torch
+
+    torch.manual_seed(seed)
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in targets}
+    for layer in dict.fromkeys(owners.values()):
+        layer.to_empty(device="cpu", recurse=False)
+    with torch.no_grad():
+        # A module may initialize the layers in it. Parameters without memory stay so.
+        module.apply(module._init_weights)
+    for name, target in targets.items():
+        tensor = getattr(owners[name], name.rpartition(".")[2])
+        yield name, place_array(tensor.numpy().astype(target.dtype), target)
 
 
 def _check_dtypes(folder: str, files: TensorFiles) -> None:
@@ -200,14 +244,14 @@ def convert_tensors(
 
 
 def iterate_random(
-    config: Any, targets: Mapping[str, jax.ShapeDtypeStruct], seed: int
+    config: Any, targets: Mapping[str, jax.ShapeDtypeStruct], seed: int, auto_class: str
 ) -> Iterator[tuple[str, Array]]:
     """Yield random parameters as transformers initializes them, in the memory of this process."""
     import torch
     import transformers
 
     torch.manual_seed(seed)
-    module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    module = getattr(transformers, auto_class).from_config(config, dtype=torch.float32)
     for name, tensor in module.state_dict().items():
         if (target := targets.get(name)) is not None:
             yield name, place_array(tensor.numpy().astype(target.dtype), target)

@@ -112,6 +112,19 @@ ARCHITECTURES = [
     "ctrl",
     "xlstm",
 ]
+# Encoders, whose masked language models are compared.
+ENCODERS = [
+    "bert",
+    "roberta",
+    "distilbert",
+    "modernbert",
+    "deberta-v2",
+    "electra",
+    "albert",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+]
 
 # Sizes of Mamba layers, whose heads must be as wide as the layer.
 MAMBA_SIZES = {
@@ -163,7 +176,7 @@ def main(names: list[str]) -> int:
     jax.config.update("jax_num_cpu_devices", compare.MESH_DEVICES)
     modules.import_libraries()
     rows = dict(checked.read_table())
-    for name in names or ARCHITECTURES:
+    for name in names or [*ARCHITECTURES, *ENCODERS]:
         rows.pop(name, None)
         try:
             rows[name] = compare_architecture(name)

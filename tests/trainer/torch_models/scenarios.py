@@ -7,16 +7,21 @@ looks at.
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import peft
+import tokenizers
 import torch
 import transformers
+import yaml
 
 from jaxlaunch.trainer.torch_models import compare
+from tests.needs import ROOT
 
 LENGTH = 32
 JOB = """
@@ -37,6 +42,17 @@ train:
 """
 LORA = "{targets: [q, o], rank: 2, dora: true}"
 PROMPT = [5, 6, 7, 8]
+
+
+LABELS = ("bad", "good", "mixed")
+CLASSIFIER_KEYS = {
+    "accelerator": {"type": "cpu", "per_host": 8},
+    "mesh": {"dp": 2, "fsdp": 2, "mp": 2},
+    "batch": 8,
+    "optimizer": {"lr": 1e-3},
+    "log_every": 1,
+    "checkpoint": {"every": 2},
+}
 
 
 def save_tiny_model(
@@ -150,6 +166,98 @@ def try_model(folder: Path, model_type: str) -> dict[str, object]:
     }
 
 
+def read_example(heading: str) -> dict[str, Any]:
+    """Return the first block of YAML below a heading of docs/text.md."""
+    page = (ROOT / "docs" / "text.md").read_text()
+    block: dict[str, Any] = yaml.safe_load(page.split(f"\n{heading}\n")[1].split("```")[1][4:])
+    return block
+
+
+def save_encoder(folder: Path, auto_class: str, vocab: int, **keys: Any) -> None:
+    tiny = compare.shrink_config(transformers.AutoConfig.for_model("modernbert").to_dict())
+    ids = {name: 1 for name in tiny if name.endswith("_token_id")}
+    config = transformers.AutoConfig.for_model(
+        **{**tiny, **ids, "vocab_size": vocab, "pad_token_id": 0, **keys}
+    )
+    torch.manual_seed(0)
+    getattr(transformers, auto_class).from_config(config).save_pretrained(folder)
+
+
+def save_tokenizer(folder: Path, texts: list[str]) -> int:
+    """Write a tokenizer like that of BERT, and return the size of its vocabulary."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = sorted({word for text in texts for word in text.split()})
+    built = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {word: number for number, word in enumerate([*specials, *words])}, "[UNK]"
+        )
+    )
+    built.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    built.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = ("pad", "unk", "cls", "sep", "mask")
+    named = dict(zip((f"{name}_token" for name in names), specials, strict=True))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=built, **named).save_pretrained(folder)
+    return len(specials) + len(words)
+
+
+def train_twice(folder: Path, train: dict[str, Any], name: str) -> list[list[float]]:
+    """Train 4 steps at once, and 2 and 2 with a resume. Return the losses of both."""
+    for run, steps in ((name, 4), (f"{name}-again", 2), (f"{name}-again", 4)):
+        keys = {**CLASSIFIER_KEYS, **train, "steps": steps}
+        job = {"name": run, "accelerator": keys.pop("accelerator"), "train": keys}
+        (folder / f"{run}.yaml").write_text(json.dumps(job))
+        run_launcher("run", f"{run}.yaml", cwd=folder)
+    return [read_losses(folder, run) for run in (name, f"{name}-again")]
+
+
+def try_classifier(folder: Path) -> dict[str, object]:
+    """A classifier of the encoder of a masked language model, by the job of docs/text.md."""
+    draw, model, name = random.Random(0), folder / "encoder", "classifier"
+    texts = [" ".join(draw.choices(LABELS, k=draw.randint(1, 14))) for _ in range(60)]
+    vocab = save_tokenizer(model, texts)
+    save_encoder(model, "AutoModelForMaskedLM", vocab)
+    rows = [{"text": text, "label": max(LABELS, key=text.count)} for text in texts]
+    (folder / "reviews").mkdir()
+    (folder / "reviews" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    train = read_example("## Labels")
+    train["model"] |= {"transformers": str(model), "length": 16}
+    train["data"] |= {"tokenizer": str(model)}
+    losses = train_twice(folder, train, name)
+    run_launcher("export", name, "--to", f"{name}-export", cwd=folder)
+    evaluated = json.loads(run_launcher("eval", name, "-o", "json", cwd=folder))
+    exported = folder / f"{name}-export"
+    module = transformers.AutoModelForSequenceClassification.from_pretrained(exported).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    inputs = tokenizer(
+        texts[:20], padding=True, truncation=True, max_length=16, return_tensors="pt"
+    )
+    inputs.pop("token_type_ids", None)
+    with torch.no_grad():
+        best = module(**inputs).logits.softmax(-1).max(-1)
+    expected = [
+        [module.config.id2label[int(index)], float(p)] for p, index in zip(*best, strict=True)
+    ]
+    (exported / "inputs.json").rename(folder / "inputs.json")
+    predicted = []
+    for place in (name, exported):
+        output = folder / "predicted.jsonl"
+        run_launcher("predict", str(place), "reviews/a.jsonl", "-o", str(output), cwd=folder)
+        lines = [json.loads(line) for line in output.read_text().splitlines()[:20]]
+        predicted.append([[line["label"], line["probability"]] for line in lines])
+    return {
+        "model_type": name,
+        "losses": losses,
+        "accuracy": evaluated["classification"]["top1"],
+        "labels": [*module.config.id2label.values()],
+        "expected": expected,
+        "predicted": predicted,
+    }
+
+
 if __name__ == "__main__":
     for wanted in sys.argv[2:]:
-        print(json.dumps(try_model(Path(sys.argv[1]), wanted)), flush=True)
+        place = Path(sys.argv[1])
+        result = try_classifier(place) if wanted == "classifier" else try_model(place, wanted)
+        print(json.dumps(result), flush=True)

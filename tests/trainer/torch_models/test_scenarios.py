@@ -35,13 +35,20 @@ def run_with_torch(module, folder, *names):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    rows = run_with_torch("scenarios", tmp_path_factory.mktemp("models"), *FAMILIES)
+    names = (*FAMILIES, "classifier")
+    rows = run_with_torch("scenarios", tmp_path_factory.mktemp("models"), *names)
     return {row["model_type"]: row for row in rows}
 
 
 @pytest.fixture(scope="module")
 def comparisons(tmp_path_factory):
     rows = run_with_torch("against_torch", tmp_path_factory.mktemp("comparisons"))
+    return {row["case"]: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    rows = run_with_torch("tasks_against_torch", tmp_path_factory.mktemp("tasks"))
     return {row["case"]: row for row in rows}
 
 
@@ -131,3 +138,30 @@ def test_texts_are_generated_as_with_torch(comparisons, family):
     assert result["logprobs"] < 1e-5
     assert result["beams"] == 2
     assert "every token costs a pass over its whole text" in result["notes"][0]
+
+
+CLASSIFIERS = ("bert", "roberta", "distilbert", "modernbert", "qwen3", "llama")
+
+
+@pytest.mark.parametrize("case", [*CLASSIFIERS, "bert on one device"])
+def test_texts_are_classified_as_with_torch(tasks, case):
+    result = tasks[case]
+    assert result["loss"] < 1e-5
+    assert result["logits"] < 1e-5
+    assert result["gradient"] < 1e-5
+    assert result["accuracy"] == 0
+
+
+def test_classifier_resumes_to_the_bit_and_predicts_what_its_export_does(results):
+    result = results["classifier"]
+    whole, resumed = result["losses"]
+    assert len(whole) == 4
+    assert resumed == whole
+    assert 0 <= result["accuracy"] <= 1
+    assert result["labels"] == ["bad", "good", "mixed"]
+    for predicted in result["predicted"]:
+        for (label, probability), (name, expected) in zip(
+            predicted, result["expected"], strict=True
+        ):
+            assert label == name
+            assert probability == pytest.approx(expected, abs=1e-5)
