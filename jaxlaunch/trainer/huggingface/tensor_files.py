@@ -15,6 +15,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from types import EllipsisType
 from typing import Any
 
 import jax.numpy as jnp
@@ -267,7 +268,7 @@ class RemoteTensor:
         """Return the name of the dtype in safetensors."""
         return self.dtype
 
-    def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:
+    def __getitem__(self, slices: Slices | EllipsisType) -> np.ndarray[Any, Any]:
         slices = (slice(None),) * len(self.shape) if slices is Ellipsis else slices
         dtype = np.dtype((DTYPES | PART_DTYPES)[self.dtype])
         if not self.shape:
