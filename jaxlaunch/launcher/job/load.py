@@ -65,19 +65,15 @@ class JobFile:
 
     @property
     def lead(self) -> RoleJob | None:
-        """The first role of the file that ends the job; None without roles."""
-        return next((role for role in self.roles if role.name == self._lead_name), None)
-
-    @property
-    def _lead_name(self) -> str | None:
-        return roles.list_ending_roles(self.source.data["jobs"])[0] if self.roles else None
+        """The first role that ends the job; None without roles."""
+        return next((role for role in self.roles if role.role.ends), None)
 
     def with_values(self, **values: Any) -> JobFile:
         """Return the job, and each of its roles, with these values of keys."""
         role_jobs = tuple(
             dataclasses.replace(role, file=role.file.with_values(**values)) for role in self.roles
         )
-        lead = next((role.file.spec for role in role_jobs if role.name == self._lead_name), None)
+        lead = next((role.file.spec for role in role_jobs if role.role.ends), None)
         spec = lead or self.spec.model_copy(update=values)
         return dataclasses.replace(self, spec=spec, roles=role_jobs)
 
@@ -198,7 +194,9 @@ def _build_roles(source: Document, folder: Path) -> JobFile:
         document = roles.role_document(source, name)
         role_faults: list[Fault] = []
         spec = _validate_data(document, role_faults)
-        unsupported = [] if spec is None else list(roles.find_unsupported_keys(spec))
+        unsupported = (
+            [] if spec is None else list(roles.find_unsupported_keys(spec, settings[name]))
+        )
         keys = {fault.path[0] for fault in unsupported}
         role_faults = [fault for fault in role_faults if keys.isdisjoint(fault.path[:1])]
         for fault in (*unsupported, *role_faults):
@@ -208,8 +206,7 @@ def _build_roles(source: Document, folder: Path) -> JobFile:
             role_jobs.append(role)
     if located:
         raise JobFaultsError([*located])
-    lead = roles.list_ending_roles(blocks)[0]
-    spec = next(role.file.spec for role in role_jobs if role.name == lead)
+    spec = next(role.file.spec for role in role_jobs if role.role.ends)
     return JobFile(spec, source, folder, tuple(role_jobs))
 
 

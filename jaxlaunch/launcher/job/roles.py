@@ -23,11 +23,6 @@ _MERGED_KEYS = ("env", "secrets")
 _PROGRAM_KEYS = {"command", "train"}
 
 
-def list_ending_roles(blocks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the names of the roles that end the job, in the order of the file."""
-    return [name for name, block in blocks.items() if block.get("ends")]
-
-
 def sort_roles(settings: Mapping[str, Role]) -> list[str]:
     """Return the names of the roles, each after those that it needs. Cycles are ignored."""
     sorter = graphlib.TopologicalSorter(
@@ -114,13 +109,16 @@ def find_role_faults(data: Mapping[str, Any], settings: Mapping[str, Role]) -> I
             yield Fault(("jobs", cycle[0], "needs"), message, "remove one of their needs.")
 
 
-def find_unsupported_keys(spec: JobSpec) -> Iterator[Fault]:
+def find_unsupported_keys(spec: JobSpec, role: Role) -> Iterator[Fault]:
     """Yield the keys of a role that are not supported with roles."""
     unsupported = {
         "hosts": isinstance(spec.hosts_or_range, HostRange),
         "spares": bool(spec.spares),
         "compute_domain": spec.compute_domain,
     }
+    if role.may_fail and spec.accelerator.platform == "tpu":
+        message = "may_fail = true is not supported on TPUs, where a lost host ends its Job."
+        yield Fault(("may_fail",), message, "leave it out.")
     hints = {"hosts": "use a fixed number of hosts."}
     for key, is_set in unsupported.items():
         if is_set:

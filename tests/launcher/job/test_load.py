@@ -492,6 +492,10 @@ def test_roles_are_jobs_with_the_defaults_of_the_file(tmp_path: Path) -> None:
             ["jobs.sampler.hots=1"],
             ['jobs.sampler: unknown key "hots" in job. Did you mean "hosts"'],
         ),
+        (
+            ["jobs.sampler.may_fail=true", "jobs.sampler.accelerator={type: v5e, topology: 2x4}"],
+            ["jobs.sampler: may_fail = true is not supported on TPUs"],
+        ),
         (["jobs.sampler.hosts={min: 1, max: 2}"], ["jobs.sampler: hosts = {min, max} is not"]),
         (["hosts=0", "grace=x"], ["hosts=0 (override): hosts = 0 is not", "grace = x is not"]),
         (["jobs=3"], ["jobs=3 (override): jobs = 3 is not a block"]),

@@ -260,7 +260,8 @@ class Reporter:
             self.state.starts.write_summary, "the summary of the run", say_from_thread
         )
         self._annotator: LatestWriter[ProgressAnnotation] | None = None
-        if config.is_pod and publishers.has_token():
+        # The annotation is that of a job without roles, whose name is that of the JobSet.
+        if config.is_pod and not config.job.is_role and publishers.has_token():
             annotator = JobSetAnnotator(config.job.name, say_from_thread)
             subject = "the annotation of the JobSet"
             self._annotator = LatestWriter(annotator.annotate, subject, say_from_thread)
