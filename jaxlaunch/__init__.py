@@ -209,8 +209,8 @@ def load(
         )
     if precision is not None:
         raise TypeError(
-            "jaxlaunch.load(precision=…) is for language models; another task computes as it "
-            "was trained"
+            "jaxlaunch.load(precision=…) is for language models only; leave it out: any other task "
+            "uses the precision of its training"
         )
     if inputs is not None:
         return task_model.load_without_job(folder, inputs, step=step, ema=ema, mesh=mesh, note=note)

@@ -124,9 +124,9 @@ def _check_count(name: str, value: Any) -> int:
         number = operator.index(value)
     except TypeError:
         kind = type(value).__name__
-        raise TypeError(f"report({name}={value!r}): a whole number, not {kind}") from None
+        raise TypeError(f"report({name}={value!r}): must be a whole number, not {kind}") from None
     if number < 0:
-        raise ValueError(f"report({name}={value!r}): a number of steps, at least 0")
+        raise ValueError(f"report({name}={value!r}): must be a number of steps, at least 0")
     return number
 
 

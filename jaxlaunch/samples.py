@@ -88,7 +88,8 @@ def _list_named(kind: str, value: Any) -> list[tuple[str, Any]]:
         limit = f"one step may have at most {MAX_ITEMS}"
         raise ValueError(f"report({kind}=…): there are {len(value)} items, and {limit}")
     if invalid_names := [name for name in value if not isinstance(name, str)]:
-        raise TypeError(f"report({kind}=…): a name is text, not {type(invalid_names[0]).__name__}")
+        kind_of_name = type(invalid_names[0]).__name__
+        raise TypeError(f"report({kind}=…): names must be text, not {kind_of_name}")
     return [(name[:MAX_NAME_CHARS], item) for name, item in value.items()]
 
 

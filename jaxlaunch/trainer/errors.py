@@ -41,7 +41,7 @@ class TrainerError(Exception):
         jaxlaunch.run(lambda state: (state, {}), lambda: {"n": 0}, steps=0)
     except jaxlaunch.TrainerError as error:
         assert error.code == 64
-        print(error)  # jaxlaunch.run(steps=0): a whole number from 1 on
+        print(error)  # jaxlaunch.run(steps=0): must be a whole number, at least 1
     ```
     """
 

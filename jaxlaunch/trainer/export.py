@@ -78,7 +78,7 @@ def export(
     Adapters are written as a peft folder, unless they are `merged` into their base model. The base
     model is read from `base`, or else from its location in the training.
 
-    Raises CheckpointError if no step is usable, SpecError if the model has no Hugging Face form or
+    Raises CheckpointError if no step is usable, SpecError if Hugging Face has no such model or
     `to` exists.
     """
     if base is not None and not merged:
@@ -139,7 +139,8 @@ def _check_published(model: Any) -> None:
     if not isinstance(model, PublishedModel):
         kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
         raise SpecError(
-            f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one"
+            f"train.model.kind = {model.kind} cannot be exported, because Hugging Face has no "
+            f"equivalent; {kinds} can"
         )
 
 

@@ -142,7 +142,7 @@ def test_faulty_storage_is_noted_once_without_delay(tmp_path: Path) -> None:
             {"image": {str(at): np.zeros((2, 2)) for at in range(9)}},
             "there are 9 items, and one step may have at most 8",
         ),
-        ({"image": {1: np.zeros((2, 2))}}, "report(image=…): a name is text, not int"),
+        ({"image": {1: np.zeros((2, 2))}}, "report(image=…): names must be text, not int"),
         ({"text": b"bytes"}, "report(text=…): a text, not bytes"),
     ],
 )

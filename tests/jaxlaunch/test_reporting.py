@@ -115,10 +115,10 @@ def test_non_finite_metrics_become_null(pipe: Pipe) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"step": 1.5}, "report(step=1.5): a whole number, not float"),
-        ({"step": -1}, "report(step=-1): a number of steps, at least 0"),
-        ({"total": 1.5}, "report(total=1.5): a whole number, not float"),
-        ({"committed": "4"}, "report(committed='4'): a whole number, not str"),
+        ({"step": 1.5}, "report(step=1.5): must be a whole number, not float"),
+        ({"step": -1}, "report(step=-1): must be a number of steps, at least 0"),
+        ({"total": 1.5}, "report(total=1.5): must be a whole number, not float"),
+        ({"committed": "4"}, "report(committed='4'): must be a whole number, not str"),
         (
             {"phase": "training"},
             "report(phase='training'): a phase is one of restore, compile, step, data, "

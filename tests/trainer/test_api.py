@@ -80,7 +80,7 @@ def test_mesh_and_precision_arguments_are_checked(
             jaxlaunch.TrainerError, match=r"load\(mesh=.*'tp'.*; give devices per axis, such as"
         ):
             jaxlaunch.load(f"runs/{name}", mesh={"tp": 8})
-    with pytest.raises(TypeError, match="is for language models"):
+    with pytest.raises(TypeError, match="is for language models only"):
         jaxlaunch.load("runs/digits", precision="bf16")
 
 

@@ -85,7 +85,8 @@ def test_export_keeps_bfloat16(tmp_path: Path) -> None:
             {"kind": "mlp"},
             False,
             SpecError,
-            "mlp has no Hugging Face form; convnext, decoder, gpt2, resnet, vit have one",
+            "mlp cannot be exported, because Hugging Face has no equivalent; convnext, decoder, "
+            "gpt2, resnet, vit can",
         ),
         ({"kind": "gpt2"}, True, SpecError, "step 3 holds no moving average"),
         (None, False, CheckpointError, "step 3 does not record its model"),

@@ -41,7 +41,7 @@ BAR_CHARS = 30
 )
 @options.output_option("text", "json", "yaml")
 def data_command(path: str, label: str | None, pictures: Path | None, output_format: str) -> None:
-    """Show what is in PATH, and the data block that reads it.
+    """Show the contents of PATH, and the data block that reads it.
 
     PATH is a folder, a file or a pattern of images, of a table or of rows of text, here or in gs://
     or s3://. All of it is read. The output has the number of examples by class and split, sizes,

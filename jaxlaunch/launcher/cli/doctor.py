@@ -64,10 +64,10 @@ def doctor_command(
 ) -> int:
     """Check that the cluster can run JOB_FILE, or any job.
 
-    Each finding says what is wrong, why, and how to fix it. What JOB_FILE lacks is a failure, and
-    the rest is checked all the same. Nothing is written: objects are created with dryRun=All. A
-    check that needs rights which you do not have is `unknown`. The exit code is 2 if you can fix
-    everything that fails, and 3 if the cluster administrator must fix some of it.
+    Each finding says what is wrong, why, and how to fix it. If JOB_FILE lacks something, that is a
+    failure, and the other checks continue. Nothing is written: objects are created with dryRun=All.
+    A check that needs permissions that you do not have is `unknown`. The exit code is 2 if you can
+    fix everything that fails, and 3 if the cluster administrator must fix some of it.
     """
     cluster = Cluster.connect(context, output.show_messages)
     options_by_key = {"namespace": namespace, "queue": queue}

@@ -71,8 +71,7 @@ def shell_command(
 ) -> int:
     """Open a shell next to a rank of job JOB_NAME, or of a run here.
 
-    It is bash, or sh where there is none, in the folder of the rank's process and with its
-    environment.
+    The shell is bash, or else sh, and has the folder and the environment of the rank's process.
     """
     return _enter(name, (), namespace, context, location, rank, None)
 

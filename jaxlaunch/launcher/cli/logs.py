@@ -102,7 +102,8 @@ def logs_command(
     window = LogWindow(None if since_s is None else int(since_s), tail)
     if (previous or is_from_volume) and is_following:
         option = "--from-volume" if is_from_volume else "--previous"
-        raise UserError(f"{option} and --follow cannot be combined: earlier logs do not grow.")
+        message = f"{option} and --follow cannot be combined: earlier logs do not grow."
+        raise UserError(message, "leave out --follow.")
     if is_from_volume and since is not None:
         reason = "lines on the volume have no timestamps."
         raise UserError(f"--from-volume and --since cannot be combined: {reason}")

@@ -32,7 +32,7 @@ READ_MORE = (
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Write a job": {
         "init": "Write a starter job.yaml.",
-        "data": "Show what is in PATH, and the data block that reads it.",
+        "data": "Show the contents of PATH, and the data block that reads it.",
         "validate": "Check JOB_FILE, and show what it requests.",
         "model": "Compare the architecture of FOLDER with PyTorch.",
         "plan": "Estimate the memory that JOB_FILE needs, and whether it fits.",
@@ -54,11 +54,11 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "list": "List the runs here, and the jobs that launcher submitted.",
         "status": "Show the state of job JOB_NAME, or of a run here.",
         "explain": "Explain why job JOB_NAME waits, what it does, or how it ended.",
-        "bundle": "Write what is known about job JOB_NAME, or a run here, to one archive.",
+        "bundle": "Write all information about job JOB_NAME, or a run here, to an archive.",
         "logs": "Print the logs of job JOB_NAME, or of a run here.",
         "profile": "Profile the next steps of RUN.",
         "report": "Write the page of RUN: one HTML file.",
-        "compare": "Compare RUNS: what differs in their jobs, and their curves.",
+        "compare": "Compare RUNS: the differences between their jobs, and their curves.",
         "dashboard": "Serve the pages of all runs of FOLDER while they train.",
     },
     "Look inside": {

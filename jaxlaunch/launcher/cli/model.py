@@ -39,8 +39,8 @@ def model_command(action: str, folder: str, output_format: str) -> None:
     output.show_result(result, output_format, _describe_comparison(result))
     if not result["is_equal"]:
         raise UserError(
-            f"{result['architecture']} does not compute what PyTorch computes.",
-            "jobs need train.model.unchecked: true to train it all the same.",
+            f"{result['architecture']} computes other numbers than PyTorch.",
+            "set train.model.unchecked: true in a job to train it nevertheless.",
         )
 
 

@@ -255,9 +255,8 @@ def _check_prompt(settings: Mapping[str, Any]) -> None:
         for key, option in options_of_key.items():
             if settings[key]:
                 raise UserError(
-                    f"--chat and {option} are both given.",
-                    "leave one of them out: a conversation asks for each message, and has one "
-                    "answer to it.",
+                    f"--chat and {option} cannot be combined.",
+                    "leave one of them out: --chat asks for each message, and prints one answer.",
                 )
     elif settings["system"] is not None:
         raise UserError("--system is the system message of a conversation.", "give --chat as well.")

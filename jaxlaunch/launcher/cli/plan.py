@@ -72,8 +72,8 @@ def plan_command(
 ) -> int:
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
-    The output has the devices, the mesh, the bytes of each device, the requests to the cluster, the
-    Pod Security level that results, and who can connect to the pods. The command does not contact a
+    The output shows the devices, the mesh, the bytes of each device, the requests to the cluster,
+    the Pod Security level of the pods, and who can connect to them. The command does not contact a
     cluster. If something is missing that only a cluster needs, such as an image, this is a note, or
     an error with --cluster. The bytes come from tracing the trainer here on virtual devices;
     nothing is allocated. With --compile the compiler of the job's TPUs or GPUs also compiles the

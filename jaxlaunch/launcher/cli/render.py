@@ -35,8 +35,8 @@ def render_command(
     The command does not contact a cluster. The same job, code and cluster defaults give the same
     text: `launcher render job.yaml | kubectl apply -f -`.
 
-    With --slurm, the job runs in the folder, and with the Python, of this command:
-    `launcher render --slurm job.yaml | sbatch`. All nodes must see both at the same paths.
+    With --slurm, the job uses the folder and the Python of this command: `launcher render --slurm
+    job.yaml | sbatch`. All nodes must see both at the same paths.
     """
     if slurm:
         _render_slurm(job_file, overrides, run_dir, volumes)

@@ -113,12 +113,12 @@ def _read_job_with_roles(folder: Path, table: RoleTable) -> dict[str, Any]:
 def compare_command(
     runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, path: Path | None
 ) -> None:
-    """Compare RUNS: what differs in their jobs, and their curves.
+    """Compare RUNS: the differences between their jobs, and their curves.
 
     Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for
     all of its runs. The table begins with the run that has the best value of the first metric.
-    Hours are the time in which a run had processes or waited for them, without the time between two
-    starts.
+    Hours count the time in which a run had processes or waited for them, but not the time between
+    two starts.
     """
     from jaxlaunch.launcher.report import compare, page, plots
     from jaxlaunch.launcher.report.run import RunReader
@@ -189,9 +189,9 @@ def dashboard_command(
     jobs of a cluster, read with your own rights. The server listens only on this machine, and
     answers only at the address that it prints. Ctrl-C ends it.
 
-    With --in-cluster it is what the chart's webDashboard runs: it listens on all addresses of its
-    pod and shows the jobs of the namespaces to viewers who bring a token of the cluster, each with
-    the rights of that token alone.
+    The chart's webDashboard runs it with --in-cluster: it then listens on all addresses of its pod,
+    and shows jobs to viewers who sign in with a token of the cluster, using only the permissions of
+    that token.
     """
     server: PageServer
     if is_in_cluster:

@@ -78,8 +78,8 @@ def run_command(
     cluster. Ctrl-C saves and stops; a second Ctrl-C kills. The exit code is that of the job's
     result. The roles of a job (jobs:) are runs in its run folder, such as runs/NAME/ROLE.
 
-    On a terminal, the lines that surviving ranks print about a failure of another are left out, and
-    a traceback ends with the job's result. `launcher logs RUN --rank N` has every line.
+    On a terminal, lines in which ranks only report the failure of another rank are hidden, and a
+    traceback ends with the job's result. `launcher logs RUN --rank N` has every line.
     """
     file = jobs.read_job(job_file, overrides, may_have_roles=True)
     job, folder = file.spec, (run_dir or run_folders.RUNS_FOLDER / file.name).absolute()

@@ -186,11 +186,12 @@ def bundle_command(
     location: str | None,
     path: Path | None,
 ) -> None:
-    """Write what is known about job JOB_NAME, or a run here, to one archive.
+    """Write all information about job JOB_NAME, or a run here, to an archive.
 
-    It has the job, its objects and events, the ends of its logs, summaries and versions, as text.
-    Values of environment variables are left out, and what looks like a credential is hidden; read
-    the files before you send them. `launcher explain FILE` shows the explanation.
+    The archive contains the job, its objects and events, the ends of its logs, summaries and
+    versions, as text. Values of environment variables are omitted, and text that looks like a
+    credential is hidden; read the files before you send them. `launcher explain FILE` shows the
+    explanation.
     """
     from jaxlaunch.launcher.client.handle import find_handle
 

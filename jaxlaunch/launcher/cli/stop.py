@@ -213,9 +213,9 @@ def delete_command(
 ) -> int:
     """Delete job JOB_NAME, or a run here with its folder.
 
-    The processes of a job save first. What they wrote to volumes and buckets is not deleted. A run
-    below runs/ is deleted with its checkpoints and logs, after a confirmation, and never while it
-    runs. Several names are deleted one after the other.
+    The processes of a job save first. Files on volumes and in buckets are not deleted. A run below
+    runs/ is deleted with its checkpoints and logs, after a confirmation, and never while it runs.
+    Several names are deleted one after the other.
     """
 
     def delete(name: str) -> int:

@@ -155,8 +155,8 @@ def _make_members(
         run = f"{name}-{number:03}"
         for key in _SWEEP_KEYS:
             if any(change.startswith(f"{key}=") for change in point):
-                message = f"The sweep sets {key} of its runs itself: leave {key} out."
-                raise UserError(message, "--name is the sweep's.")
+                message = f"{key} cannot be swept, because the sweep sets it for each run."
+                raise UserError(message, f"leave out {key}; --name names the sweep.")
         yield Member(run, folder / run, list(point), _digest_job(job_file, point, run))
 
 

@@ -193,7 +193,7 @@ class Handle(abc.ABC):
         """
 
     def bundle(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write what is known about it to one archive, and return its path.
+        """Write all information about the job to an archive, and return its path.
 
         It has the job, its objects, events, the ends of its logs, summaries and versions; by
         default it is NAME.bundle.tar.gz. Values of environment variables are left out, and what

@@ -461,15 +461,16 @@ class Code(Block):
     """
 
     folder: Annotated[str, Field(min_length=1)] = Field(
-        ".", description="a folder to ship, relative to this file; what git ignores stays here"
+        ".",
+        description="a folder to ship, relative to this file, without the files that git ignores",
     )
     include: (
         list[Annotated[str, Field(min_length=1)]]
         | dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]]
     ) = Field(
         [],
-        description="files and folders in it that are shipped although they look like credentials; "
-        "each with a reason, for those who read the job, or as a list",
+        description="files and folders in it that are shipped although they look like "
+        "credentials, each with a reason for the readers of the job, or as a list",
     )
 
 
@@ -624,7 +625,9 @@ class JobSpec(Block, validate_default=True):
             "true if there are several hosts and you may create Secrets", "left out:"
         ),
     )
-    resources: Resources = Field(Resources(), description="what the pod of each host requests")
+    resources: Resources = Field(
+        Resources(), description="the resources that the pod of each host requests"
+    )
     restarts: Restarts = Field(Restarts(), description="how often the job may restart")
     grace: Duration = Field(
         "60s",
@@ -653,12 +656,12 @@ class JobSpec(Block, validate_default=True):
     )
     tracker: Tracker | Tracking | None = Field(
         None,
-        description="where the metrics are sent in addition to the run folder",
+        description="a tracker that receives the metrics, in addition to the run folder",
         json_schema_extra=Unset("nowhere"),
     )
     notify: Notify | None = Field(
         None,
-        description="a webhook that is notified of what happens to the job",
+        description="a webhook that receives the events of the job",
         json_schema_extra=Unset("none"),
     )
     volumes: list[Volume] = Field(
@@ -675,7 +678,7 @@ class JobSpec(Block, validate_default=True):
     )
     code: Annotated[str, Field(min_length=1)] | Code | None = Field(
         None,
-        description="a folder to ship, relative to this file; what git ignores stays here",
+        description="a folder to ship, relative to this file, without the files that git ignores",
         json_schema_extra=Unset("nothing is shipped"),
     )
     workdir: Annotated[str, Field(min_length=1)] | None = Field(
@@ -734,8 +737,8 @@ class JobSpec(Block, validate_default=True):
     )
     independent: bool = Field(
         False,
-        description="whether each process may use JAX alone; otherwise it is an error if several "
-        "have used it and never joined",
+        description="whether processes may use JAX without joining; otherwise it is an error "
+        "if several do",
     )
 
     @property

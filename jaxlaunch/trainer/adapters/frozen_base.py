@@ -289,8 +289,8 @@ def _check_folder(
     """Return the record of a base. Raises SpecError if it has no folder here."""
     if recorded is None or model.init_from is None:
         raise SpecError(
-            "the base of these adapters was drawn from train.seed: there is no folder to "
-            "merge them into"
+            "the base of these adapters was drawn from train.seed, so there is no folder to "
+            "merge them into; export them without --merged"
         )
     if not remote.is_remote(model.init_from) and not Path(model.init_from).is_dir():
         raise SpecError(

@@ -87,7 +87,9 @@ class Chips:
                 return self._tpu_devices()
             case "cuda":
                 return self._gpu_devices()
-        raise SpecError(f"no compiler for {self.type} works without the device")
+        raise SpecError(
+            f"no compiler for {self.type} works without the device; use a machine that has it"
+        )
 
     def _tpu_devices(self) -> list[jax.Device]:
         if importlib.util.find_spec("libtpu") is None:

@@ -133,8 +133,8 @@ class ArrayImage:
         array = array[..., None] if array.ndim == 2 else array
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] not in (1, 3):
             raise UnusableExampleError(
-                f"an image of {array.dtype}{list(array.shape)}; data.augment and data.size take "
-                "uint8 [H, W, C] of one channel or three"
+                f"an image is {array.dtype}{list(array.shape)}; data.augment and data.size need "
+                "uint8 [H, W, C] with 1 or 3 channels"
             )
         self._image: Pixels = array
         self.size: Size = (array.shape[0], array.shape[1])

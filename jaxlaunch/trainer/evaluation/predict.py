@@ -80,9 +80,9 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
     inputs = inputs or folders.describe_text_classifier(options.folder)
     if inputs is None:
         raise SpecError(
-            f"{options.folder} does not say how files become what its model reads "
-            f"({saved_files.INPUTS_FILE}): trainings of images, tables and labeled texts write "
-            "it; from Python, jaxlaunch.load predicts for arrays"
+            f"{options.folder} has no {saved_files.INPUTS_FILE}, which describes the files: "
+            "only trainings with images, tables or labeled texts write it; to predict for "
+            "arrays, use jaxlaunch.load in Python"
         )
     notes: list[str] = []
     skipped: list[str] = []
@@ -399,7 +399,7 @@ def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]
     """Write the rows to `path`; return their number and, without a path, the first rows."""
     first = next(rows, None)
     if first is None:
-        raise DataError("nothing is left that can be read")
+        raise DataError("none of the files and rows can be read; all of them were skipped")
     rows = itertools.chain([first], rows)
     if path is None:
         shown_rows = list(itertools.islice(rows, SHOWN_ROWS))

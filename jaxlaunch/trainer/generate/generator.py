@@ -324,7 +324,7 @@ def check_prompts(network: Network, prompts: Sequence[Ids], max_tokens: int) -> 
     """Raise SpecError for an empty prompt, an unknown token, or more tokens than positions."""
     vocab, positions = network.config.vocab, network.position_rows
     if not prompts:
-        raise SpecError("there is no prompt")
+        raise SpecError("there is no prompt; give at least one")
     for number, ids in enumerate(prompts, 1):
         if not ids:
             raise SpecError(f"prompt {number} has no tokens; give at least one")

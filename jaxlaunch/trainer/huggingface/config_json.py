@@ -451,8 +451,8 @@ def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[
         return None
     if kind not in SCALING_KEYS:
         raise SpecError(
-            f"{name}.rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn "
-            "are supported"
+            f"{name}.rope_type is {kind}: the supported rotary scalings are default, linear, "
+            "llama3 and yarn"
         )
 
     def parse_number(key: str) -> float:

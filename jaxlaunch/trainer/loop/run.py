@@ -157,7 +157,7 @@ class RunOptions:
         optional_names = [name for name in ("every", "batch") if getattr(self, name) is not None]
         for name in optional_names:
             if getattr(self, name) == 0:
-                raise SpecError(f"jaxlaunch.run({name}=0): a whole number above 0, or None")
+                raise SpecError(f"jaxlaunch.run({name}=0): must be a whole number above 0, or None")
         for name in ("steps", "log_every", "keep", *optional_names):
             self._check_count(name, 1)
         self._check_count("seed", 0)
@@ -184,7 +184,9 @@ class RunOptions:
         except TypeError:
             is_valid = False
         if not is_valid:
-            raise SpecError(f"jaxlaunch.run({name}={value!r}): a whole number from {minimum} on")
+            raise SpecError(
+                f"jaxlaunch.run({name}={value!r}): must be a whole number, at least {minimum}"
+            )
 
 
 class UserTraining(Training[NamedArrays]):

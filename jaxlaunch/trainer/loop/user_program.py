@@ -320,7 +320,7 @@ class ProgramBatches:
             if missing or isinstance(data, Mapping):
                 lacks = f" without {', '.join(missing)}" if missing else ""
                 raise SpecError(
-                    f"jaxlaunch.run(batch={batch}) takes examples of a dataset, and data is "
+                    f"jaxlaunch.run(batch={batch}) needs a dataset of examples, and data is "
                     f"{user_code.describe_type(data)}{lacks}; leave batch out for {DATA_HINT}"
                 )
             self.size, self.name = batch, type(data).__name__

@@ -73,7 +73,7 @@ def _checkpoint_policy(remat: Remat, names: Sequence[str]) -> Policy:
             if all(memory.kind != "pinned_host" for memory in memories):
                 raise SpecError(
                     f"train.remat = offload: {jax.devices()[0].platform} devices have no "
-                    "pinned_host memory"
+                    "pinned_host memory; use full or dots"
                 )
             return policies.save_and_offload_only_these_names(
                 names_which_can_be_saved=[],

@@ -78,8 +78,8 @@ def build_transformation(
             arguments[key] = value
     if duplicates := [key for key in RATE_PARAMETERS if key in link.args and key in arguments]:
         raise SpecError(
-            f"{path} gets {duplicates[0]} of train.optimizer.lr and its schedule; take it out of "
-            "args"
+            f"{path}: args sets {duplicates[0]}, which comes from train.optimizer.lr and its "
+            "schedule; remove it from args"
         )
     transformation = _call_factory(path, factory, {**arguments, **link.args})
     if isinstance(transformation, optax.GradientTransformation):
@@ -157,7 +157,8 @@ def check_transformation(
     ]
     if state_types[0] != state_types[1]:
         raise SpecError(
-            "train.optimizer: the update gives a state of other shapes or dtypes than init's"
+            "train.optimizer: update returns a state with other shapes or dtypes than init; "
+            "return the same ones"
         )
 
 

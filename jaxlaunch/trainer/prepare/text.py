@@ -65,8 +65,8 @@ def prepare_text(
     reports = list(_prepare_each(spec, is_stopped, verify=True))
     if not reports:
         raise SpecError(
-            f"train.data.source = {spec.data.source}: there is nothing to prepare; text with a "
-            "tokenizer, a field or a packing is prepared"
+            f"train.data.source = {spec.data.source}: there is nothing to prepare; only text "
+            "with a tokenizer, a field or a packing is prepared"
         )
     return reports
 

@@ -222,10 +222,10 @@ class Tfds(ImageData):
 
     source: Literal["tfds"] = Field("tfds", description="this source")
     name: _Builder = "digits"
-    split: str = Field(
-        "train", description="what to train on, in tensorflow-datasets' split syntax"
+    split: str = Field("train", description="the split to train on, in tensorflow-datasets' syntax")
+    eval_split: str | None = Field(
+        "test", description="the split to evaluate on; null: no evaluation"
     )
-    eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
     data_dir: _Folder = Field(
         None,
         description="folder of prepared data",

@@ -78,11 +78,15 @@ class RopeScaling(Block):
         description="llama3: frequencies with fewer rotations within original_length are divided",
     )
     high_freq_factor: Rate = Field(
-        4.0, description="llama3: those with more rotations are unchanged; interpolated in between"
+        4.0,
+        description="llama3: dimensions with more rotations are unchanged; those in "
+        "between are interpolated",
     )
     beta_fast: Rate = Field(32.0, description="yarn: frequencies with more rotations are unchanged")
     beta_slow: Rate = Field(
-        1.0, description="yarn: those with fewer rotations are divided; interpolated in between"
+        1.0,
+        description="yarn: dimensions with fewer rotations are divided; those in between "
+        "are interpolated",
     )
     attention_factor: Rate | None = Field(
         None,
@@ -234,7 +238,7 @@ class Decoder(LayeredModel):
     )
     experts: Annotated[int, Field(ge=2), at_most(2**16)] | None = Field(
         None,
-        description="experts (MLPs) of a layer, of which a router picks some for each token",
+        description="experts (MLPs) of each layer; a router selects some of them for each token",
         json_schema_extra=Unset("one MLP", "null:"),
     )
     experts_per_token: Many = Field(2, description="how many experts a token goes to (top-k)")
@@ -296,7 +300,7 @@ class Decoder(LayeredModel):
             problem = "which leaves none with experts"
             raise ValueError(f"dense_layers has all {self.layers} layers, {problem}")
         if "mlp" in self.biases:
-            raise ValueError("biases has mlp, and experts have no biases")
+            raise ValueError("biases contains mlp, but experts have no biases; remove it")
 
     @property
     def sparse_layers(self) -> tuple[int, ...]:

@@ -252,7 +252,7 @@ class Link(Block):
     )
     consistent_rms: Rate | None = Field(
         None,
-        description="size of muon's updates; 0.2 is that of Adam",
+        description="RMS of muon's updates; 0.2 is the size of Adam's",
         json_schema_extra=Unset(_describe_defaults("consistent_rms")),
     )
 
@@ -361,8 +361,8 @@ class Optimizer(Link):
     )
     decay_on: Literal["all", "matrices"] = Field(
         "all",
-        description="parameters that weight_decay applies to; matrices: those of two axes or more, "
-        "no bias or scale",
+        description="parameters that weight_decay applies to; matrices: those with two or "
+        "more axes, except biases and scales",
     )
     clip: Rate | None = Field(
         1.0, description="clip gradients to this global norm; null: no clipping"

@@ -191,7 +191,7 @@ class Policy(Block):
         "float32", description="dtype of layers and activations"
     )
     output: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of what the model returns"
+        "float32", description="dtype of the model's output"
     )
     matmul: Literal["default", "tensorfloat32", "highest"] = Field(
         "default", description="XLA's matmul precision"

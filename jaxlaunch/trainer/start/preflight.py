@@ -230,9 +230,7 @@ def check_watched_metrics(spec: TrainSpec, metrics: Collection[str] | None) -> N
             )
         if watched.metric.removeprefix(EVAL_PREFIX) not in metrics:
             available = ", ".join(f"{EVAL_PREFIX}{name}" for name in sorted(metrics))
-            raise SpecError(
-                f"{setting} is not given by the evaluations of {spec.task}; they give {available}"
-            )
+            raise SpecError(f"{setting} is not evaluated by {spec.task}; use {available}")
 
 
 def check_profile(spec: TrainSpec, total_steps: int) -> None:

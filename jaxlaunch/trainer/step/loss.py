@@ -145,8 +145,8 @@ class StepLoss:
             # devices.
             if isinstance(self._spec.model, Decoder) and self._spec.model.experts is not None:
                 raise SpecError(
-                    f"{self._spec.task}: the loss is a bare mean, by which a model with experts "
-                    "cannot be evaluated; return jaxlaunch.trainer.task.Loss(sum, weight)"
+                    f"{self._spec.task}: the loss is a bare mean, with which a model with "
+                    "experts cannot be evaluated; return jaxlaunch.Loss(sum, weight)"
                 )
             mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda leaf: leaf[None], row)))(
                 batch

@@ -352,7 +352,7 @@ def blend_images(
     if images.ndim < 3:
         shape = images.shape[1:]
         raise SpecError(
-            f"train.loss.cutmix pastes a part of an image, and the examples have shape {shape}"
+            f"train.loss.cutmix needs images, and the examples have shape {shape}; leave it out"
         )
     share_rng, center_rng, kind_rng = jax.random.split(rng, 3)
     center = jax.random.uniform(center_rng, (2,))

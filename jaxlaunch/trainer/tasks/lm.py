@@ -199,8 +199,8 @@ def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible,
         return (Visible(mask, segments, arrays.get("length")),)
     if mask is None or len(arrays) > 1:
         raise SpecError(
-            "the examples have segments or a length, which a custom model does not get; use an "
-            "attention_mask instead"
+            "the examples have segments or a length, which a custom model does not "
+            "receive; use an attention_mask instead"
         )
     return (mask,)
 

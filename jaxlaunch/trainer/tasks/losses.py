@@ -143,8 +143,8 @@ def squared_error(output_BK: Array, number_BK: Array, weight_B: Array) -> tuple[
     number_BK = number_BK[:, None] if number_BK.ndim == 1 else number_BK
     if output_BK.shape != number_BK.shape:
         raise SpecError(
-            f"the model makes numbers of shape {list(output_BK.shape)}, and the labels are "
-            f"{list(number_BK.shape)}: set model.classes to how many numbers a label is"
+            f"the model returns numbers of shape {list(output_BK.shape)}, and the labels have "
+            f"shape {list(number_BK.shape)}; set model.classes to the numbers in a label"
         )
     error_BK = output_BK.astype(jnp.float32) - number_BK.astype(jnp.float32)
     error_BK = jnp.where(weight_B[:, None] != 0.0, error_BK, 0.0)

@@ -93,9 +93,9 @@ def test_several_samples_are_numbered_or_json(
         ),
         (
             (".", "--chat", "--prompt", "a"),
-            "--chat and --prompt are both given.\n  hint: leave one of them out",
+            "--chat and --prompt cannot be combined.\n  hint: leave one of them out",
         ),
-        ((".", "--chat", "-n", "2"), "--chat and -n are both given."),
+        ((".", "--chat", "-n", "2"), "--chat and -n cannot be combined."),
         (
             (".", "--prompt", "a", "--system", "b"),
             "--system is the system message of a conversation.",

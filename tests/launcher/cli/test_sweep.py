@@ -49,8 +49,8 @@ def test_dry_run_lists_each_combination_and_creates_nothing(call: Call, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["name=mine"], "The sweep sets name of its runs itself: leave name out."),
-        (["labels.sweep=mine"], "The sweep sets labels.sweep of its runs itself"),
+        (["name=mine"], "name cannot be swept, because the sweep sets it for each run."),
+        (["labels.sweep=mine"], "labels.sweep cannot be swept, because the sweep sets it"),
         (["--metric", "accuracy"], "Which values of accuracy are better?"),
         (["--halving", "--rungs", "half"], "--rungs half is not a list of rising numbers above 0"),
         (["--halving", "--rungs", "0.5,0.25"], "--rungs 0.5,0.25 is not a list of rising numbers"),

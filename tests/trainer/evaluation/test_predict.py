@@ -261,7 +261,7 @@ def test_images_are_transformed_as_in_evaluation(
         ({"output": "o.txt"}, "o.txt has an unknown ending; .csv, .jsonl, .parquet can be written"),
         ({"output": "no/o.csv"}, r"no/o.csv cannot be written: .* is not a folder"),
         ({"output": "gs://b/o.csv"}, "is not a local file"),
-        ({}, "does not say how files become what its model reads"),
+        ({}, "which describes the files"),
     ],
 )
 def test_invalid_predictions_are_rejected_before_loading(

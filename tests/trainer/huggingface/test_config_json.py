@@ -147,7 +147,7 @@ def test_keys_are_translated(config_keys: dict[str, Any], attributes: dict[str, 
         ({"hidden_act": "relu2"}, "hidden_act is relu2; supported activations are silu, gelu"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope_type is dynamic: of rotary scalings default",
+            "rope_type is dynamic: the supported rotary scalings are default",
         ),
         ({"head_dim": 15}, "head_dim = 15 is odd"),
         (

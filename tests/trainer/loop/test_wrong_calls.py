@@ -93,8 +93,8 @@ RUN: dict[str, Any] = {"step": step, "state": make, "data": data, "steps": 3}
 STATE = {"w": np.zeros(4), "name": "net"}
 CALLS: list[tuple[str, Any, str]] = [
     ("step", 3, "jaxlaunch.run(step=…) is an int, not a function"),
-    ("steps", 0, "jaxlaunch.run(steps=0): a whole number from 1 on"),
-    ("steps", "many", "jaxlaunch.run(steps='many'): a whole number from 1 on"),
+    ("steps", 0, "jaxlaunch.run(steps=0): must be a whole number, at least 1"),
+    ("steps", "many", "jaxlaunch.run(steps='many'): must be a whole number, at least 1"),
     ("mesh", {"tp": 2}, "give devices per axis, such as {'dp': 4, 'mp': 2}"),
     ("mesh", {"dp": 3}, "asks for 3 devices, there are 8"),
     ("evaluate", 3, "not a function of the state that returns a dict of numbers"),
@@ -117,7 +117,7 @@ CALLS: list[tuple[str, Any, str]] = [
     ),
     ("data", object(), "jaxlaunch.run(data=…) is an object; give a function of the step"),
     ("data", nothing, "nothing cannot be called with the step, as data(step)"),
-    ("batch", 8, "takes examples of a dataset, and data is a function without __len__"),
+    ("batch", 8, "needs a dataset of examples, and data is a function without __len__"),
     ("data", seven, "seven: a batch of 7 rows cannot be split evenly over dp × fsdp = 8 devices"),
     (
         "data",

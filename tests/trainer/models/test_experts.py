@@ -270,7 +270,7 @@ class Mean(Counting):
 
 def test_evaluation_by_a_bare_mean_is_rejected() -> None:
     with pytest.raises(
-        SpecError, match="tests:Tiny: the loss is a bare mean, by which a model with"
+        SpecError, match="tests:Tiny: the loss is a bare mean, with which a model with"
     ):
         build(Mean(), model=EXPERTS).evaluated_metrics(Counting().batch(0))
 

@@ -234,7 +234,9 @@ def test_custom_model_gets_only_attention_mask() -> None:
     batch = {name: value[None] for name, value in row.items()} | {"weight": np.ones(1, np.float32)}
     task.loss(listening, batch, jax.random.key(0))
     assert reports == [(1, 8)]
-    with pytest.raises(SpecError, match="segments or a length, which a custom model does not get"):
+    with pytest.raises(
+        SpecError, match="segments or a length, which a custom model does not receive"
+    ):
         task.loss(listening, batch | {"length": np.full(1, 5)}, jax.random.key(0))
 
 

@@ -397,7 +397,7 @@ class Gang(GangState):
     def _end_attempts(self, verdict: Verdict, may_wait: bool, now: float) -> None:
         """End the run, or let only the stopped hosts leave while the others await replacements.
 
-        The gang of a role goes on without any host, because the pods of other roles stay.
+        The gang of a role continues without any host, because the pods of other roles stay.
         """
         members, config = self.members, self._config
         staying_hosts = members.hellos.keys() - members.stopping_hosts

@@ -200,7 +200,7 @@ class TableEncoder:
         groups = [data.group] if data.group else []
         check_columns(table, [*self.label, *self.names, *groups, *declared])
         if not self.names:
-            raise DataError(f"{table.name} has no column except the label")
+            raise DataError(f"{table.name} has no column except the label; add one")
         self._features: Features | None = None
         self._classes: Sequence[Label] | None = data.classes
         self._scale: Scale | None = None
