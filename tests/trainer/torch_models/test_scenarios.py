@@ -74,6 +74,14 @@ def test_family_trains_resumes_exports_and_answers_as_with_torch(tmp_path, famil
     assert chat["sample"] == chat["transformers"] == chat["said"]
 
 
+@pytest.mark.parametrize("family", ["modernbert", "dinov2"])
+def test_encoder_trains_as_with_torch(tmp_path, family):
+    (result,) = run_with_torch("encoders", tmp_path, family)
+    assert result["parameters"] > 10
+    for differences in result["meshes"].values():
+        assert max(differences.values()) < 1e-5
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_trains_resumes_to_the_bit_and_loads_in_transformers(results, family):
     result = results[family]
