@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from jaxlaunch.launcher.manifests.code import MAX_CONFIG_MAP_BYTES
 from tests import collisions
 from tests.cluster.access import Access
 from tests.cluster.command import run_launcher, write_project
+from tests.cluster.gangs import ROOT
 from tests.cluster.waiting import wait_until
 from tests.compiled import QUICK_COMPILES
 
@@ -21,6 +26,88 @@ import os, sys
 from mine.model import ANSWER
 print("the answer is", ANSWER, "in", os.getcwd(), "as", sys.argv[1:], "before", sys.path[1])
 """
+
+
+CALLS = """
+import json, os, time
+import numpy as np
+import jaxlaunch
+from scale import SCALE
+
+KEYS = {
+    "namespace": os.environ.get("NAMESPACE"), "image": os.environ.get("IMAGE"), "cluster": True,
+    "hosts": 2, "accelerator": {"type": "cpu", "per_host": 2}, "processes_per_host": 2,
+    "grace": "2s", "resources": {"cpu": "50m", "memory": "900Mi"},
+}
+
+class RefusedError(ValueError):
+    pass
+
+@jaxlaunch.job(**KEYS)
+def work(count, refuses):
+    rank = int(os.environ["JAX_PROCESS_ID"])
+    if refuses and rank == 2:
+        raise RefusedError("no", 7)
+    if refuses:
+        time.sleep(3600)
+    processes = int(os.environ["JAX_NUM_PROCESSES"])
+    return {"rank": rank, "processes": processes, "array": SCALE * np.arange(count)}
+
+@jaxlaunch.job(**KEYS, timeouts={"first_step": "1s"})
+def stall():
+    time.sleep(3600)
+
+@jaxlaunch.job(**KEYS)
+def doze():
+    time.sleep(3600)
+
+def describe(function, *arguments):
+    try:
+        function(*arguments)
+    except BaseException as error:
+        code = getattr(error.__cause__ or error, "exit_code", None)
+        return [type(error).__name__, list(error.args)[:2], getattr(error, "__notes__", []), code]
+
+if __name__ == "__main__":
+    value = work(1_250_000, False)
+    is_equal = bool((value.pop("array") == 3.0 * np.arange(1_250_000)).all())
+    print(json.dumps([value, is_equal]))
+    print(json.dumps(describe(work, 1, True)))
+    print(json.dumps(describe(stall)), flush=True)
+    print(json.dumps(describe(doze)))
+"""
+
+
+def test_function_returns_and_raises_what_its_ranks_do(
+    cluster: Access, namespace: str, image: str, tmp_path: Path
+) -> None:
+    (tmp_path / "scale.py").write_text("SCALE = 3.0\n")
+    (tmp_path / "calls.py").write_text(CALLS)
+    variables = {"PYTHONPATH": str(ROOT), "NAMESPACE": namespace, "IMAGE": image}
+    process = subprocess.Popen(
+        [sys.executable, "calls.py"],
+        cwd=tmp_path,
+        env={**os.environ, **cluster.env, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    value, is_equal = json.loads(process.stdout.readline())
+    assert (value, is_equal) == ({"rank": 0, "processes": 4}, True)
+    kind, arguments, notes, code = json.loads(process.stdout.readline())
+    assert (kind, arguments, code) == ("RefusedError", ["no", 7], 83)
+    assert notes[0].startswith("rank 2:\nTraceback")
+    kind, _, _, code = json.loads(process.stdout.readline())
+    assert (kind, code) == ("JobFailedError", 82)
+    jobsets = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
+
+    def list_jobs() -> list[str]:
+        return [item["metadata"]["name"] for item in cluster.api.get(jobsets)["items"]]
+
+    wait_until(list_jobs, lambda names: "doze" in names, "the last call has a job")
+    process.send_signal(signal.SIGINT)
+    assert json.loads(process.communicate()[0])[0] == "KeyboardInterrupt"
+    assert sorted(list_jobs()) == ["stall", "work"]
 
 
 def code_configmaps(cluster: Access, namespace: str) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""The program of a rank that runs a function: `python -m jaxlaunch.launcher.client.call FOLDER`.
+"""The program of a rank that runs a function, with a file and a folder as its arguments.
 
-It reads the call from the folder. Rank 0 writes the value that the function returns, and a rank
-that fails writes its exception.
+It reads the call from the file. Rank 0 writes the value that the function returns into the folder,
+and a rank that fails writes its exception. If the call comes from elsewhere, rank 0 stays until the
+value was copied.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ import importlib.util
 import operator
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import ModuleType
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.client import function, values
 
 # The name of the module that a script is in the ranks, so that what is below
 # `if __name__ == "__main__":` does not run in them.
 SCRIPT_MODULE = "jaxlaunch_script"
+# How long a value waits for its copy.
+_COPY_LIMIT_S, _POLL_S = 600.0, 0.1
 
 
-def run_call(folder: Path) -> None:
+def run_call(file: Path, folder: Path) -> None:
     """Call the function, and write what it returns or raises."""
-    call = values.read_value(folder / function.CALL)
+    call = values.read_value(file)
+    folder.mkdir(exist_ok=True)
     rank = int(os.environ.get("JAX_PROCESS_ID", "0"))
     sys.path += [entry for entry in call["path"] if entry not in sys.path]
     function.is_in_rank = True
@@ -34,6 +40,8 @@ def run_call(folder: Path) -> None:
         value = getattr(target, "function", target)(*call["args"], **call["keywords"])
         if rank == 0:
             values.write_value(folder / function.VALUE, value)
+            if file.parent != folder:
+                _wait_until_copied(folder)
     except Exception as error:
         description = {
             "module": type(error).__module__,
@@ -43,6 +51,19 @@ def run_call(folder: Path) -> None:
         }
         values.write_value(folder / function.ERROR.format(rank=rank), description)
         raise
+
+
+def _wait_until_copied(folder: Path) -> None:
+    """Report that the value is complete, and wait for the file that the caller writes.
+
+    Raises TimeoutError if there is none for a long time.
+    """
+    contract.send(int(os.environ[contract.PROGRESS_FD]), {"phase": "done"})
+    deadline = time.monotonic() + _COPY_LIMIT_S
+    while not (folder / function.TAKEN).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody has copied the value for {_COPY_LIMIT_S:.0f} s")
+        time.sleep(_POLL_S)
 
 
 def _is_plain(argument: object) -> bool:
@@ -65,4 +86,4 @@ def _import_module(name: str, file: str | None) -> ModuleType:
 
 
 if __name__ == "__main__":
-    run_call(Path(sys.argv[1]))
+    run_call(*map(Path, sys.argv[1:]))

@@ -21,6 +21,10 @@ R = TypeVar("R")
 
 # Files of one call: the function and its arguments, its value, and the exception of a rank.
 CALL, VALUE, ERROR = "call.zip", "value.zip", "error-{rank}.zip"
+# The file that tells rank 0 of a job on a cluster that its value was copied from the pod.
+TAKEN = "taken"
+# The program of each rank, which gets the call's file and the folder of its results.
+RANK_PROGRAM = "jaxlaunch.launcher.client.call"
 # The cell of a notebook as a file.
 _CELL = "cell.py"
 # A failed function is not called again, unless the job says so.
@@ -29,8 +33,10 @@ _DEFAULTS = {"restarts": {"crash": 0, "in_place": 0}}
 is_in_rank = False
 
 
-def job(**keys: Any) -> Callable[[Callable[P, R]], JobFunction[P, R]]:
-    """Make a function one that all processes of a job call, on this machine.
+def job(
+    *, cluster: bool | str = False, **keys: Any
+) -> Callable[[Callable[P, R]], JobFunction[P, R]]:
+    """Make a function one that all processes of a job call, on this machine or on a cluster.
 
     `@jaxlaunch.job(hosts=4, accelerator="cpu")` takes keys of [job.yaml](job-yaml.md). A call
     starts the processes and waits for them. Every process imports the module of the function, so
@@ -38,8 +44,14 @@ def job(**keys: Any) -> Callable[[Callable[P, R]], JobFunction[P, R]]:
     alone, with its imports inside. The run is `runs/NAME`, with the name of the function, its
     `_` as `-`.
 
+    On a cluster the call is a job of that name. The folder of the script or module travels as
+    `code:` does, with the arguments: at most 1 MiB together. The image has jaxlaunch. The value
+    is copied from the pod of rank 0, which needs the right `pods/exec`. Ctrl-C deletes the job.
+
     **Arguments:**
 
+    - `cluster`: `True` for the cluster of the kubeconfig's current context, or the name of a
+      context. By default the processes run here.
     - `keys`: keys of the job. By default a call that fails is not repeated.
 
     **Returns:**
@@ -73,7 +85,7 @@ def job(**keys: Any) -> Callable[[Callable[P, R]], JobFunction[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> JobFunction[P, R]:
-        return JobFunction(function, keys)
+        return JobFunction(function, keys, cluster)
 
     return decorate
 
@@ -81,9 +93,9 @@ def job(**keys: Any) -> Callable[[Callable[P, R]], JobFunction[P, R]]:
 class JobFunction(Generic[P, R]):
     """A function that all processes of a job call."""
 
-    def __init__(self, function: Callable[P, R], keys: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[P, R], keys: dict[str, Any], cluster: bool | str) -> None:
         functools.update_wrapper(self, function)
-        self.function, self._keys = function, keys
+        self.function, self._keys, self._cluster = function, keys, cluster
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Start the processes, and return what rank 0 returns or raise what a rank raised."""
@@ -102,11 +114,18 @@ class JobFunction(Generic[P, R]):
                 "args": args,
                 "keywords": kwargs,
             }
-            values.write_value(folder / CALL, call)
-            command = ["python", "-m", "jaxlaunch.launcher.client.call", str(folder)]
             keys = {"name": name.strip("_").replace("_", "-").lower(), **_DEFAULTS, **self._keys}
             try:
-                Job(**keys, command=command).run()
+                if self._cluster is False:
+                    values.write_value(folder / CALL, call)
+                    files = [str(folder / CALL), str(folder)]
+                    Job(**keys, command=["python", "-m", RANK_PROGRAM, *files]).run()
+                else:
+                    # Imported here, because most calls need no cluster.
+                    from jaxlaunch.launcher.client import cluster_call
+
+                    context = self._cluster if isinstance(self._cluster, str) else None
+                    cluster_call.run_on_cluster(call, keys, folder, context)
             except JobFailedError as failure:
                 error = self._find_exception(folder, failure)
                 if error is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -22,7 +23,6 @@ from jaxlaunch.launcher.client.handle import (
 from jaxlaunch.launcher.diagnose.doctor import checks
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.request import JobRequest, summarize_job
 from jaxlaunch.launcher.jobs.submit import Submission, record_words
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -157,7 +157,7 @@ class Job:
         say, file = LOGGER.info, self._file
         if namespace is not None:
             spec = file.spec.model_copy(update={"namespace": namespace})
-            file = JobFile(spec, file.source, file.folder)
+            file = dataclasses.replace(file, spec=spec)
         cluster = Cluster.connect(context, say)
         namespace, path = file.spec.namespace or cluster.namespace, _optional_path(defaults_file)
         default_values = submission.read_defaults(cluster, namespace, path, say)

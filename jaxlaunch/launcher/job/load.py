@@ -57,6 +57,8 @@ class JobFile:
     folder: Path
     # In the order in which they start. If there are some, `spec` is that of the lead.
     roles: tuple[RoleJob, ...] = ()
+    # Contents of files that are shipped with the code, by their names in it.
+    code_files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:

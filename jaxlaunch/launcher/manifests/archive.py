@@ -21,7 +21,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jaxlaunch.launcher.errors import UserError
@@ -46,12 +46,24 @@ class Entry:
     is_executable: bool = False
 
 
-def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
+def pack_folder(
+    folder: Path,
+    limit: int,
+    include: Collection[str] = (),
+    extra_files: Mapping[str, bytes] | None = None,
+) -> bytes:
     """Return a gzipped tar of the folder's code, of at most `limit` bytes.
 
-    `include` names files and folders that are packed although they look like credentials. Raises
-    UserError if the folder cannot be packed.
+    Args:
+        folder: The folder.
+        limit: The largest size of the archive.
+        include: Files and folders that are packed although they look like credentials.
+        extra_files: Contents of further files by their names, which replace those of the folder.
+
+    Raises:
+        UserError: If the folder cannot be packed.
     """
+    extra_files = extra_files or {}
     if not folder.is_dir():
         raise UserError(f"code: {folder} is not a folder.", hint="it is relative to the job file.")
     sizes = {}
@@ -65,8 +77,11 @@ def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> byte
         raise UserError(f"code: {folder} holds no file that git does not ignore.")
     if (total := sum(sizes.values())) > _MAX_COMPRESSION_FACTOR * limit:
         raise _size_error(f"holds {_format_size(total)}", sizes, limit)
-    entries = [_read_entry(folder, name) for name in sizes]
-    archive = _write_archive(entries)
+    entries = [_read_entry(folder, name) for name in sizes if name not in extra_files]
+    # They are not files of the user, so they need no check for credentials.
+    extra_entries = [Entry(name, content) for name, content in extra_files.items()]
+    sizes |= {name: len(content) for name, content in extra_files.items()}
+    archive = _write_archive([*entries, *extra_entries])
     if len(archive) > limit:
         raise _size_error(f"packs to {_format_size(len(archive))}", sizes, limit)
     _refuse_credentials(entries, include)

@@ -142,10 +142,13 @@ class Bundle:
         return {"spec": {"containers": [main | {"volumeMounts": mounts}], "volumes": volumes}}
 
 
-def build_bundle(code: JobCode, base_folder: Path) -> Bundle | None:
+def build_bundle(
+    code: JobCode, base_folder: Path, extra_files: Mapping[str, bytes] | None = None
+) -> Bundle | None:
     """Pack the files that the job ships, if any. Its paths are relative to `base_folder`.
 
-    Raises UserError for a folder that cannot be packed.
+    `extra_files` are contents by name that the code has, too. Raises UserError for a folder that
+    cannot be packed.
     """
     agent = pack.pack_agent() if code.injects_agent else None
     archive_bytes = None
@@ -155,7 +158,8 @@ def build_bundle(code: JobCode, base_folder: Path) -> Bundle | None:
 
         limit = MAX_CONFIG_MAP_BYTES - len(agent or b"")
         folder = base_folder / code.job.code_folder
-        archive_bytes = archive.pack_folder(folder, limit, code.job.code_include)
+        include = code.job.code_include
+        archive_bytes = archive.pack_folder(folder, limit, include, extra_files or {})
     return None if agent is None and archive_bytes is None else Bundle(agent, archive_bytes)
 
 

@@ -186,7 +186,8 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     for part, job in parts:
         located += _locate_faults(job.find_faults(), job, part, defaults)
     if not located:
-        bundles = [code.build_bundle(job.code, file.folder) for _, job in parts]
+        files = file.code_files
+        bundles = [code.build_bundle(job.code, file.folder, files) for _, job in parts]
         manifests = _render_parts([job for _, job in parts], bundles)
         for (part, job), template in zip(parts, objects.pod_templates(manifests[0]), strict=True):
             faults = pod_rules.find_template_faults(template)

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 import jaxlaunch
-from jaxlaunch.launcher.client import call, function, values
+from jaxlaunch import contract
+from jaxlaunch.launcher.client import call, cluster_call, function, values
 from jaxlaunch.launcher.client.function import JobFunction
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES
 from jaxlaunch.launcher.local import run_folders
@@ -232,7 +233,7 @@ def test_function_of_a_notebook_travels_as_its_source(
     module, file = function.locate_function(notebook["add"].function, tmp_path)
     request = {"module": module, "file": file, "function": "add", "path": [], "args": [1]}
     values.write_value(tmp_path / function.CALL, {**request, "keywords": {"b": 2}})
-    call.run_call(tmp_path)
+    call.run_call(tmp_path / function.CALL, tmp_path)
     assert values.read_value(tmp_path / function.VALUE) == 3
     with pytest.raises(jaxlaunch.UserError, match="was called while a process of a job imports it"):
         notebook["add"](1, 2)
@@ -263,8 +264,49 @@ def test_function_of_a_module_or_of_a_script_without_suffix_is_found(
     module, file = function.locate_function(main.add, tmp_path)
     request = {"module": module, "file": file, "function": "add", "path": [], "args": [1]}
     values.write_value(tmp_path / function.CALL, {**request, "keywords": {}})
-    call.run_call(tmp_path)
+    call.run_call(tmp_path / function.CALL, tmp_path)
     assert values.read_value(tmp_path / function.VALUE) == 2
+
+
+def test_call_on_a_cluster_has_the_paths_of_a_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("made.train")
+    module.__file__ = str(tmp_path / "src" / "made" / "train.py")
+    monkeypatch.setitem(sys.modules, "made.train", module)
+    request = {"module": "made.train", "file": None, "path": [str(tmp_path / "src"), "/elsewhere"]}
+    root = str(tmp_path / "src")
+    assert cluster_call._choose_code(request, {}, tmp_path) == (root, [])
+    code = {"folder": str(tmp_path), "include": {"key": "a reason"}}
+    assert cluster_call._choose_code(request, {"code": code}, tmp_path) == (
+        str(tmp_path),
+        {"key": "a reason"},
+    )
+    assert cluster_call._map_call(request, str(tmp_path))["path"] == ["/code/src"]
+    script = {**request, "file": str(tmp_path / "src" / "script.py")}
+    assert cluster_call._choose_code(script, {}, tmp_path) == (root, [])
+    assert cluster_call._map_call(script, root)["file"] == "/code/script.py"
+    with pytest.raises(jaxlaunch.UserError, match="which defines the function, is not in code"):
+        cluster_call._map_call(script, "/elsewhere")
+    installed = {**request, "module": "pytest"}
+    assert cluster_call._choose_code(installed, {}, tmp_path)[0] == str(tmp_path / "jaxlaunch-call")
+
+
+def test_value_stays_until_it_was_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, reports = tmp_path / "results", list[object]()
+
+    def copy_value(fd: int, message: object) -> None:
+        assert values.read_value(folder / function.VALUE) == 3
+        reports.append(message)
+        (folder / function.TAKEN).touch()
+
+    monkeypatch.setenv(contract.PROGRESS_FD, "-1")
+    monkeypatch.setattr(contract, "send", copy_value)
+    monkeypatch.setattr(function, "is_in_rank", False)
+    request = {"module": "operator", "file": None, "function": "add", "path": [], "keywords": {}}
+    values.write_value(tmp_path / function.CALL, {**request, "args": [1, 2]})
+    call.run_call(tmp_path / function.CALL, folder)
+    assert reports == [{"phase": "done"}]
 
 
 def test_function_that_exits_returns_no_value(
