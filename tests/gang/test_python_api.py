@@ -66,6 +66,23 @@ def test_example_calls_a_function_and_runs_a_job(tmp_path: Path) -> None:
     assert state == "Done ['rank 1']"
 
 
+def test_example_notebook_runs(tmp_path: Path) -> None:
+    notebook = ROOT / "examples" / "from_python.ipynb"
+    done = subprocess.run(
+        [sys.executable, str(HERE / "notebook.py"), str(notebook)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    assert shown[0] == "hello from rank 0 of 2"
+    assert shown[1].startswith("<b>from-notebook</b>: Done")
+    assert shown[2] == ["[0] rank 0", "[1] rank 1"]
+
+
 def test_example_of_readme_from_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
