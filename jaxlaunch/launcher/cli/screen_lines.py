@@ -33,6 +33,7 @@ class Colour(enum.IntEnum):
 STATE_COLOURS = {
     "done": Colour.GREEN,
     "failed": Colour.RED,
+    "held": Colour.RED,
     "killed": Colour.RED,
     **dict.fromkeys(
         ("queued", "creating", "pending", "starting", "gathering", "restarting", "waiting"),

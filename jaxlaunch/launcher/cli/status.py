@@ -30,7 +30,7 @@ from jaxlaunch.runs import layout
 EXIT_NO_SUCH_JOB = 2
 # Situations of a job that has failed, and those that a person need not look at. In all others a job
 # waits or hangs.
-_FAILED = frozenset({"failed", "deadline", "killed", "oom", "ephemeral-storage"})
+_FAILED = frozenset({"failed", "held", "deadline", "killed", "oom", "ephemeral-storage"})
 _UNREMARKABLE = frozenset(
     {"running", "restarted", "spare-used", "shrunk", "stopped", "deleting", "init-runs", "unknown"}
 )

@@ -63,12 +63,17 @@ def run_on_cluster(
     code, include = _choose_code(call, keys, folder)
     # With the time, because equal calls are different jobs.
     (call_file := folder / _CALL_FOLDER / function.CALL).parent.mkdir()
+    files = dict[str, bytes]()
+    if (file := call["file"]) is not None and Path(file).is_relative_to(folder):
+        # The cell of a notebook travels with the call.
+        files[f"{_CALL_FOLDER}/{Path(file).name}"] = Path(file).read_bytes()
+        call = {**call, "file": str(Path(code) / _CALL_FOLDER / Path(file).name)}
     values.write_value(call_file, _map_call(call, code) | {"at": time.time()})
+    files[f"{_CALL_FOLDER}/{function.CALL}"] = call_file.read_bytes()
     remote_call = f"{CODE_FOLDER}/{_CALL_FOLDER}/{function.CALL}"
     command = ["python", "-m", function.RANK_PROGRAM, remote_call, _RESULTS]
     block = {"folder": code, "include": include}
     job = Job(**{"hold_on_failure": _HOLD, **keys, "code": block, "command": command})
-    files = {f"{_CALL_FOLDER}/{function.CALL}": call_file.read_bytes()}
     job._file = dataclasses.replace(job._file, code_files=files)
     handle: Handle | None = None
     try:
@@ -156,14 +161,15 @@ def _copy(pod: RankPod, name: str, folder: Path) -> None:
 def _choose_code(call: Mapping[str, Any], keys: Mapping[str, Any], folder: Path) -> tuple[str, Any]:
     """Return the folder of the function's code, and the files that it includes.
 
-    It is that of the key `code`, or the folder from which Python has imported the module. A module
-    of an installed package is in the image, and only the call is sent.
+    It is that of the key `code`, or the folder from which Python has imported the module. For a
+    module of an installed package, which is in the image, and in a notebook only the call is sent.
     """
     if (code := keys.get("code")) is not None:
         block = code if isinstance(code, Mapping) else {"folder": code}
         return str(Path(block.get("folder", ".")).absolute()), block.get("include", [])
-    if call["file"] is not None:
-        return str(Path(call["file"]).parent), []
+    if (file := call["file"]) is not None:
+        is_cell = Path(file).is_relative_to(folder)
+        return str(folder / _CALL_FOLDER if is_cell else Path(file).parent), []
     name = call["module"]
     # `python -m` runs a module under another name.
     path = Path(sys.modules.get(name, sys.modules["__main__"]).__file__ or "")

@@ -275,21 +275,45 @@ def test_call_on_a_cluster_has_the_paths_of_a_pod(
     module.__file__ = str(tmp_path / "src" / "made" / "train.py")
     monkeypatch.setitem(sys.modules, "made.train", module)
     request = {"module": "made.train", "file": None, "path": [str(tmp_path / "src"), "/elsewhere"]}
-    root = str(tmp_path / "src")
-    assert cluster_call._choose_code(request, {}, tmp_path) == (root, [])
+    root, temporary = str(tmp_path / "src"), tmp_path / "temporary"
+    assert cluster_call._choose_code(request, {}, temporary) == (root, [])
     code = {"folder": str(tmp_path), "include": {"key": "a reason"}}
-    assert cluster_call._choose_code(request, {"code": code}, tmp_path) == (
+    assert cluster_call._choose_code(request, {"code": code}, temporary) == (
         str(tmp_path),
         {"key": "a reason"},
     )
     assert cluster_call._map_call(request, str(tmp_path))["path"] == ["/code/src"]
     script = {**request, "file": str(tmp_path / "src" / "script.py")}
-    assert cluster_call._choose_code(script, {}, tmp_path) == (root, [])
+    assert cluster_call._choose_code(script, {}, temporary) == (root, [])
     assert cluster_call._map_call(script, root)["file"] == "/code/script.py"
     with pytest.raises(jaxlaunch.UserError, match="which defines the function, is not in code"):
         cluster_call._map_call(script, "/elsewhere")
     installed = {**request, "module": "pytest"}
-    assert cluster_call._choose_code(installed, {}, tmp_path)[0] == str(tmp_path / "jaxlaunch-call")
+    assert cluster_call._choose_code(installed, {}, temporary)[0] == str(
+        temporary / "jaxlaunch-call"
+    )
+
+
+def test_cell_of_a_notebook_travels_with_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cell.py").write_text("def add(a):\n    return a + 1\n")
+    request = {"module": "__main__", "file": str(tmp_path / "cell.py"), "path": [], "args": [1]}
+    sent = list[jaxlaunch.Job]()
+
+    def refuse(job: jaxlaunch.Job, **options: object) -> None:
+        sent.append(job)
+        raise jaxlaunch.UserError("the cluster has no room.")
+
+    monkeypatch.setattr(jaxlaunch.Job, "submit", refuse)
+    keys = {"name": "add", "accelerator": "cpu", "image": "example.org/jax"}
+    with pytest.raises(jaxlaunch.UserError, match="no room"):
+        cluster_call.run_on_cluster(request, keys, tmp_path, None)
+    files = sent[0]._file.code_files
+    assert sorted(files) == ["jaxlaunch-call/call.zip", "jaxlaunch-call/cell.py"]
+    (tmp_path / "sent.zip").write_bytes(files["jaxlaunch-call/call.zip"])
+    assert values.read_value(tmp_path / "sent.zip")["file"] == "/code/jaxlaunch-call/cell.py"
+    assert list(sent[0].render()[-1]["binaryData"]) == ["agent.pyz", "code.tar.gz"]
 
 
 def test_value_stays_until_it_was_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

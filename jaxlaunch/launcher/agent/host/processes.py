@@ -479,7 +479,11 @@ class Processes:
         agent_pid, cwd = os.getpid(), self._config.job.workdir
         null_fd = os.open(os.devnull, os.O_WRONLY)
         for child in self.children.values():
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._say(f"`launcher exec` will not find rank {child.rank}: {error.strerror}")
+                continue
             if pid == 0:
                 _exec_child(_IDLE_COMMAND, child.environ, cwd, null_fd, [null_fd], agent_pid)
             self._place_pids.append(pid)
