@@ -298,7 +298,8 @@ def test_cell_of_a_notebook_travels_with_its_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cell.py").write_text("def add(a):\n    return a + 1\n")
-    request = {"module": "__main__", "file": str(tmp_path / "cell.py"), "path": [], "args": [1]}
+    cell = str(tmp_path / "cell.py")
+    request: dict[str, Any] = {"module": "__main__", "file": cell, "path": [], "args": [1]}
     sent = list[jaxlaunch.Job]()
 
     def refuse(job: jaxlaunch.Job, **options: object) -> None:
@@ -327,8 +328,8 @@ def test_value_stays_until_it_was_copied(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(contract.PROGRESS_FD, "-1")
     monkeypatch.setattr(contract, "send", copy_value)
     monkeypatch.setattr(function, "is_in_rank", False)
-    request = {"module": "operator", "file": None, "function": "add", "path": [], "keywords": {}}
-    values.write_value(tmp_path / function.CALL, {**request, "args": [1, 2]})
+    request: dict[str, Any] = {"module": "operator", "file": None, "function": "add", "path": []}
+    values.write_value(tmp_path / function.CALL, {**request, "args": [1, 2], "keywords": {}})
     call.run_call(tmp_path / function.CALL, folder)
     assert reports == [{"phase": "done"}]
 
