@@ -142,22 +142,25 @@ def find_span(
 
     The function is called for some queries with all keys, and its result compared with each span.
     """
-    from torchax import interop
+    import torch
+    import torchax
 
     chosen = {0, 1, *np.linspace(0, length - 1, 64, dtype=int)}
     if local_size is not None:
         chosen |= {local_size - 1, local_size, local_size + 1}
     queries_Q1 = np.array(sorted(query for query in chosen if query < length))[:, None]
     keys_L = np.arange(length)
-    try:
-        with jax.ensure_compile_time_eval():
-            zero = jnp.zeros((1, 1), jnp.int32)
-            indexes = zero, zero, jnp.asarray(queries_Q1), jnp.asarray(keys_L)
-            mask = interop.jax_view(mask_function(*interop.torch_view(indexes)))
-            seen_QL = np.broadcast_to(np.asarray(mask), (len(queries_Q1), length))
-    except jax.errors.JAXTypeError:
-        # The function depends on values of the batch.
-        return None
+    # Arrays of JAX would need a device, and the chips of a plan are not here. No exception may
+    # leave the context, because torchax would stay disabled.
+    with torchax.disable_temporarily():
+        zero = torch.zeros((1, 1), dtype=torch.int64)
+        indexes = zero, zero, torch.from_numpy(queries_Q1), torch.from_numpy(keys_L)
+        try:
+            seen_QL = np.broadcast_to(mask_function(*indexes).numpy(), (len(queries_Q1), length))
+        except Exception:
+            # A function that depends on the batch combines its arrays with these tensors, which
+            # torch and torchax refuse in different ways.
+            return None
     is_past_QL = keys_L <= queries_Q1
     if np.array_equal(seen_QL, is_past_QL):
         return Span(True)
