@@ -2,8 +2,8 @@
 
 A causal model of transformers calls its base model, and computes logits of its result: with one
 matrix, and in some families with a scale or a cap. Both parts are the module's own code. For the
-first, the result of the base model is recorded. For the second, the module is called with a base
-model that returns given features.
+first, the call ends with the result of the base model. For the second, the module is called with a
+base model that returns given features.
 
 B batch, L length, D model, V vocabulary.
 """
@@ -11,7 +11,7 @@ B batch, L length, D model, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -49,17 +49,27 @@ def find_head(module: Any) -> str | None:
     return names[id(head.weight)]
 
 
-@contextlib.contextmanager
-def record_features(module: Any) -> Iterator[list[Any]]:
-    """Collect the features of each call of the base model in this context."""
-    features: list[Any] = []
-    hook = module.base_model.register_forward_hook(
-        lambda base, arguments, output: features.append(output[0])
-    )
+class _ReadError(Exception):
+    """Ends the call of a module after its base model, whose features it has."""
+
+
+def read_features(module: Any, call_module: Callable[[], Any]) -> Any:
+    """Return the features of the base model in a call of the module, which ends there.
+
+    Logits that nobody uses would count as operations and as memory of a traced program.
+    """
+
+    def stop_call(base: Any, arguments: Any, output: Any) -> None:
+        raise _ReadError(output[0])
+
+    hook = module.base_model.register_forward_hook(stop_call)
     try:
-        yield features
+        call_module()
+    except _ReadError as error:
+        return error.args[0]
     finally:
         hook.remove()
+    raise AssertionError(f"{type(module).__name__} does not call its base model")
 
 
 @contextlib.contextmanager

@@ -171,10 +171,10 @@ class TorchModel(nnx.Module):
         """
         from torchax import interop
 
-        with heads.record_features(self.torch_module) as features:
-            # The compiler removes the logits, which are not used.
-            self._call_tokens(tokens_BL, keys)
-        return Features(_split_rows(interop.jax_view(features[-1])))
+        features = heads.read_features(
+            self.torch_module, lambda: self._call_tokens(tokens_BL, keys)
+        )
+        return Features(_split_rows(interop.jax_view(features)))
 
     def _call_tokens(self, tokens_BL: Array, keys: Keys) -> tuple[Array, ...]:
         visible = as_visible(keys)
