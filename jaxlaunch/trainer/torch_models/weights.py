@@ -216,7 +216,9 @@ def read_tensor(files: TensorFiles, source: str, target: jax.ShapeDtypeStruct, d
         return np.asarray(part).astype(dtype)
 
     assert target.sharding is not None, "the train step gives every parameter a sharding"
-    return jax.make_array_from_callback(target.shape, target.sharding, read_part)
+    array = jax.make_array_from_callback(target.shape, target.sharding, read_part)
+    files.close()
+    return array
 
 
 def place_array(value: np.ndarray[Any, Any], target: jax.ShapeDtypeStruct) -> Array:
@@ -236,6 +238,7 @@ def convert_tensors(
         for source in sources:
             array = np.asarray(files[source][...]).astype(np.float32)
             transform.add_tensor(first_name, source, pattern, torch.from_numpy(array))
+    files.close()
     values = transform.convert(first_name, model=module, config=module.config)
     return {
         name: (value[0] if isinstance(value, list) else value).numpy()

@@ -20,9 +20,13 @@ import numpy as np
 import peft
 import safetensors.torch
 import torch
+import torchax
 import transformers
 from safetensors.numpy import load_file
+from torchax import interop
+from transformers import masking_utils
 
+from benchmarks import weights_memory
 from jaxlaunch.trainer.adapters.peft import resolve_lora
 from jaxlaunch.trainer.generate.text_model import load_text_model
 from jaxlaunch.trainer.huggingface.folder import resolve_spec
@@ -32,7 +36,7 @@ from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks import losses
 from jaxlaunch.trainer.tasks.dpo import Preference
 from jaxlaunch.trainer.tasks.lm import NextToken
-from jaxlaunch.trainer.torch_models import adapters, build, export
+from jaxlaunch.trainer.torch_models import adapters, attention, build, export, modules
 from tests.trainer.torch_models.scenarios import save_tiny_model
 
 ROWS, LENGTH = 4, 24
@@ -246,6 +250,26 @@ def compare_chunks(folder: Path) -> dict[str, float]:
     }
 
 
+def measure_memory(folder: Path) -> dict[str, float]:
+    """Memory while the weights of 200 MiB are read for the devices of this process."""
+    weights_memory.write_weights(folder, 200)
+    return weights_memory.measure_reading(str(folder), 8)
+
+
+def find_spans(folder: Path) -> dict[str, Any]:
+    """Spans of masks: causal, a window, all keys, and one that depends on the batch."""
+    modules.import_libraries()
+    segments_BL = interop.torch_view(jax.numpy.zeros((1, LENGTH), int))
+    masks: list[tuple[Any, int | None]] = [
+        (masking_utils.causal_mask_function, None),
+        (masking_utils.sliding_window_causal_mask_function(8), 8),
+        (masking_utils.bidirectional_mask_function, None),
+        (lambda row, head, query, key: segments_BL[row, query] == segments_BL[row, key], None),
+    ]
+    with torchax.default_env():
+        return {"spans": [attention.find_span(mask, LENGTH, window) for mask, window in masks]}
+
+
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 2, 11]]
 
 
@@ -342,6 +366,8 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dpo": compare_dpo,
     "lora": compare_adapters,
     "chunks": compare_chunks,
+    "memory": measure_memory,
+    "spans": find_spans,
     "random": draw_randomly,
     "opt": functools.partial(compare_generation, model_type="opt"),
     "mamba": functools.partial(compare_generation, model_type="mamba"),

@@ -105,6 +105,15 @@ def test_logits_in_chunks_have_the_loss_of_torch(comparisons):
     assert comparisons["chunks"]["gradient"] < 1e-5
 
 
+def test_weights_are_read_in_the_memory_of_their_shares(comparisons):
+    sizes = comparisons["memory"]
+    assert sizes["grown"] <= 1.3 * sizes["share"] + sizes["largest"]
+
+
+def test_spans_of_masks_are_found(comparisons):
+    assert comparisons["spans"]["spans"] == [[True, None], [True, 8], [False, None], None]
+
+
 @pytest.mark.parametrize("case", ["lora", "dora", "buffers", "embedding", "layers"])
 def test_adapters_are_trained_and_exported_as_with_peft(comparisons, case):
     result = comparisons[case]
