@@ -245,8 +245,8 @@ class RunCatalog:
             rows.append({**self._read_row(path, None), **_link_run(path)})
             for role in layout.find_own_roles(path):
                 paths[_folder_id(role)] = role
-                name = {"name": escape_controls(f"{path.name}/{role.name}")}
-                rows.append({**self._read_row(role, None), **name, **_link_run(role)})
+                row = self._read_row(role, None) | _link_run(role)
+                rows.append(row | {"name": escape_controls(f"{path.name}/{role.name}")})
         self._sweeps = {_folder_id(path): sweep_page.read_sweep(path) for path in sweeps}
         for sweep_id, sweep in self._sweeps.items():
             name = escape_controls(sweep.folder.name)
