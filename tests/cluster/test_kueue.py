@@ -228,11 +228,17 @@ def test_roles_are_admitted_together_and_lose_pods_alone(queue: Queue, checkpoin
 
     lost, kept = max(trainer), min(trainer)
     queue.cluster.delete(PODS, lost, queue.namespace)
-    wait_for("the trainer resumes", lambda: read_role("trainer").attempt == 2)
-    assert pods_of("trainer").keys() > {kept} and lost not in pods_of("trainer")
+    wait_for("the trainer resumes", lambda: (read_role("trainer").attempt or 0) > 1)
+    # The kubelet reports the pod after its agent has joined.
+    wait_for("the new pod is reported", lambda: len(pods_of("trainer").keys() - {lost}) == 2)
+    assert pods_of("trainer")[kept] == trainer[kept]
     assert pods_of("sampler") == sampler
     assert gang.counters == (0, 0)
-    assert "found roles-trainer-0-1.roles" in _run(queue, "logs", "roles", "--role", "sampler")
+    address = "found roles-trainer-0-1.roles"
+    wait_for(
+        "the sampler finds the trainer",
+        lambda: address in _run(queue, "logs", "roles", "--role", "sampler"),
+    )
     assert "role evaluator: failed" in _run(queue, "explain", "roles")
 
     (checkpoints / "end").touch()

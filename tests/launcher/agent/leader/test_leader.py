@@ -536,6 +536,19 @@ def test_deleted_pod_does_not_end_other_pods(
         assert "verdict" in reported and "leave" not in reported
 
 
+@pytest.mark.parametrize("is_role", [True, False])
+def test_gang_of_a_role_continues_in_new_pods(gang: Callable[..., Gang], is_role: bool) -> None:
+    """The pods of other roles stay, so its last pod is replaced too."""
+    job = dataclasses.replace(SPARE_JOB, in_place_limit=3, sizes=(), is_role=is_role)
+    harness = gang(1, job=job)
+    harness.send(0, "stop", excess=None)
+    harness.send(0, "beat", ranks={"0": {**STEPPING.to_wire(), "exit": 0}}, metrics=None)
+    harness.loop.ticks[0]()
+    harness.send(0, "gone")
+    assert harness.leader._gang.stage.name == "LEAVE"
+    assert harness.leader._gang._leaves_alone is is_role
+
+
 def test_restart_shows_the_saved_step_until_it_trains(gang: Callable[..., Gang]) -> None:
     harness = gang(1, job=AgentJob("t", ("true",), processes_per_host=1, in_place_limit=3))
     harness.beat(0, step=25, committed=20, first_committed=10)
