@@ -105,8 +105,12 @@ class SshHosts:
             text=True,
         )
 
-    def wait_for_ranks(self, kind: str) -> None:
-        assert poll_until(lambda: len(list(self.folder.glob(f"{kind}-1-*"))) == 2)
+    def wait_for_ranks(self, kind: str, run: subprocess.Popen[str]) -> None:
+        def have_started() -> bool:
+            return len(list(self.folder.glob(f"{kind}-1-*"))) == 2
+
+        assert poll_until(lambda: have_started() or run.poll() is not None)
+        assert have_started(), run.communicate()[1]
 
 
 @pytest.fixture
@@ -136,7 +140,7 @@ def test_jobs_end_as_on_one_machine(hosts: SshHosts) -> None:
     runs = {kind: hosts.start_run(kind) for kind in (*kinds, *waiting)}
     run_folders = {kind: hosts.folder / "runs" / kind for kind in runs}
     for kind in waiting:
-        hosts.wait_for_ranks(kind)
+        hosts.wait_for_ranks(kind, runs[kind])
     runs["stop"].send_signal(signal.SIGINT)
     # The connection to b breaks.
     (connection,) = (
