@@ -51,6 +51,7 @@ from jaxlaunch.trainer.spec.train import (
     DPO,
     EVAL_PREFIX,
     LM,
+    REWARD,
     TASK_DEFAULTS,
     TASKS,
     Best,

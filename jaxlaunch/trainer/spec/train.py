@@ -51,13 +51,14 @@ from jaxlaunch.trainer.spec.model import (
 from jaxlaunch.trainer.spec.optimizer import Optimizer
 from jaxlaunch.trainer.spec.presets import PublishedModel
 
-LM, CLASSIFY, DPO = "lm", "classify", "dpo"
+LM, CLASSIFY, DPO, REWARD = "lm", "classify", "dpo", "reward"
 
 # The built-in tasks by the names that `task` accepts.
 TASKS: Mapping[str, str] = {
     CLASSIFY: "jaxlaunch.trainer.tasks.classify:Classify",
     LM: "jaxlaunch.trainer.tasks.lm:NextToken",
     DPO: "jaxlaunch.trainer.tasks.dpo:Preference",
+    REWARD: "jaxlaunch.trainer.tasks.reward:Reward",
 }
 
 # Defaults of the built-in tasks. Those of a user's task are its class attribute `defaults`.
@@ -65,11 +66,15 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
     LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
     DPO: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
+    REWARD: {"data": {"source": "synthetic"}},
 }
 
 
 # What a model of transformers computes in a task, if it is not the logits of the next tokens.
-TASK_HEADS: Mapping[str, models.Head] = {CLASSIFY: models.SEQUENCE_CLASSIFICATION}
+TASK_HEADS: Mapping[str, models.Head] = {
+    CLASSIFY: models.SEQUENCE_CLASSIFICATION,
+    REWARD: models.SEQUENCE_CLASSIFICATION,
+}
 
 
 def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -655,9 +660,9 @@ class TrainSpec(Block):
     # Built at once: a block that is built as part of a job has no serializer of its own.
     model_config = ConfigDict(defer_build=False)
 
-    task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=USER_OBJECT)] = Field(
-        description="a built-in task, or module:Class of your own task"
-    )
+    task: (
+        Literal["classify", "lm", "dpo", "reward"] | Annotated[str, Field(pattern=USER_OBJECT)]
+    ) = Field(description="a built-in task, or module:Class of your own task")
     model: Model = Field(
         MLP(), description="the model, by kind", json_schema_extra=Unset("the task's own")
     )
@@ -746,15 +751,21 @@ class TrainSpec(Block):
             return model
         if "head" in model.model_fields_set and model.head != head:
             raise ValueError(f"head = {model.head}, and the task needs {head}; leave it out")
-        return model.model_copy(update={"head": head})
+        if info.data["task"] != REWARD:
+            return model.model_copy(update={"head": head})
+        if model.classes not in (None, 1):
+            raise ValueError(f"classes = {model.classes}, and a reward is one number; leave it out")
+        return model.model_copy(update={"head": head, "classes": 1})
 
     @field_validator("data")
     @classmethod
     def _check_data(cls, data: Data, info: ValidationInfo) -> Data:
         task = info.data.get("task")
-        if task == DPO and data.has_pairs is False:
+        if task in (DPO, REWARD) and data.has_pairs is False:
             hint = "give source: text, format: preference"
-            raise ValueError(f"has no pairs of texts, which {DPO} trains on; {hint}")
+            raise ValueError(f"has no pairs of texts, which {task} trains on; {hint}")
+        if task == REWARD and isinstance(data, Text) and data.format != "preference":
+            raise ValueError(f"format: {data.format} has no pairs; give format: preference")
         if task == LM and isinstance(data, Text) and data.has_pairs:
             rows = "texts with a label" if data.format == "kto" else "pairs of texts"
             raise ValueError(f"format: {data.format} has {rows}, which the task {DPO} trains on")
@@ -883,6 +894,8 @@ class TrainSpec(Block):
 
 def _check_task_keys(task: str, loss: Loss, data: Data | None) -> None:
     """Raise ValueError for keys of the loss that do not apply to the task or the data."""
+    if task == REWARD and (keys := [*filter(loss.is_changed, type(loss).model_fields)]):
+        raise ValueError(f"{keys[0]} does not apply to the task {REWARD}; leave it out")
     if task in (LM, DPO) and loss.label_keys:
         raise ValueError(f"{loss.label_keys[0]} applies to images and tables, not to tokens")
     if task == DPO and (loss.z or loss.smoothing):

@@ -166,11 +166,12 @@ def try_model(folder: Path, model_type: str) -> dict[str, object]:
     }
 
 
-def read_example(heading: str) -> dict[str, Any]:
-    """Return the first block of YAML below a heading of docs/text.md."""
+def read_example(task: str) -> dict[str, Any]:
+    """Return the block of YAML in docs/text.md that begins with this task."""
     page = (ROOT / "docs" / "text.md").read_text()
-    block: dict[str, Any] = yaml.safe_load(page.split(f"\n{heading}\n")[1].split("```")[1][4:])
-    return block
+    block = page.split(f"```yaml\ntask: {task}\n")[1].split("```")[0]
+    keys: dict[str, Any] = yaml.safe_load(block)
+    return {"task": task, **keys}
 
 
 def save_encoder(folder: Path, auto_class: str, vocab: int, **keys: Any) -> None:
@@ -221,7 +222,7 @@ def try_classifier(folder: Path) -> dict[str, object]:
     rows = [{"text": text, "label": max(LABELS, key=text.count)} for text in texts]
     (folder / "reviews").mkdir()
     (folder / "reviews" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    train = read_example("## Labels")
+    train = read_example("classify")
     train["model"] |= {"transformers": str(model), "length": 16}
     train["data"] |= {"tokenizer": str(model)}
     losses = train_twice(folder, train, name)
@@ -256,8 +257,33 @@ def try_classifier(folder: Path) -> dict[str, object]:
     }
 
 
+def try_reward(folder: Path) -> dict[str, object]:
+    """A reward model of the body of an encoder, by the job of docs/text.md."""
+    model, name = folder / "rated", "rated"
+    vocab = save_tokenizer(model, [" ".join(LABELS)])
+    save_encoder(model, "AutoModelForMaskedLM", vocab)
+    pairs = [
+        {"prompt": "mixed", "chosen": " good" * count, "rejected": " bad" * count}
+        for count in range(1, 13)
+    ]
+    (folder / "preferences.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    train = {**CLASSIFIER_KEYS, **read_example("reward"), "steps": 12}
+    train["model"] |= {"transformers": str(model), "length": 31}
+    train["data"] |= {"tokenizer": str(model), "eval_split": 0}
+    job = {"name": name, "accelerator": train.pop("accelerator"), "train": train}
+    (folder / f"{name}.yaml").write_text(json.dumps(job))
+    run_launcher("run", f"{name}.yaml", cwd=folder)
+    run_launcher("export", name, "--to", f"{name}-export", cwd=folder)
+    module = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder / f"{name}-export"
+    )
+    losses = read_losses(folder, name)
+    return {"model_type": "reward", "losses": losses, "labels": module.config.num_labels}
+
+
 if __name__ == "__main__":
     for wanted in sys.argv[2:]:
         place = Path(sys.argv[1])
-        result = try_classifier(place) if wanted == "classifier" else try_model(place, wanted)
+        tasks = {"classifier": try_classifier, "reward": try_reward}
+        result = tasks[wanted](place) if wanted in tasks else try_model(place, wanted)
         print(json.dumps(result), flush=True)

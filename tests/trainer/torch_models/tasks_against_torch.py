@@ -19,6 +19,7 @@ import torch
 import transformers
 
 from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.reward import Reward
 from jaxlaunch.trainer.torch_models import compare
 from tests.trainer.torch_models.against_torch import (
     LENGTH,
@@ -26,6 +27,7 @@ from tests.trainer.torch_models.against_torch import (
     ROWS,
     build_step,
     difference,
+    draw_pairs,
     largest_difference,
     train_once,
 )
@@ -92,9 +94,38 @@ def compare_classes(folder: Path, model_type: str, mesh: Any = MESH) -> dict[str
     }
 
 
+def compare_rewards(folder: Path, model_type: str) -> dict[str, Any]:
+    """A reward model from the body of a language model, whose head is drawn."""
+    model, pairs = folder / "model", draw_pairs()
+    pairs["length"] = np.array([[LENGTH + 1, 5], [3, 11], [7, 7], [9, 2]], np.int32)
+    save_model(model_type, model, "AutoModelForCausalLM")
+    head = {"head": "sequence_classification", "classes": 1}
+    step = build_step(Reward(), model, head)
+    initial = step.builder.saved_params(step.init_state().params)
+    _, metrics, gradients = train_once(step, pairs)
+    module = transformers.AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    score = torch.tensor(np.asarray(initial["score.weight"]))
+    with torch.no_grad():
+        module.eval().score.weight.copy_(score)
+    length = pairs["length"].reshape(-1)
+    tokens = np.where(
+        np.arange(LENGTH + 1) < length[:, None], pairs["tokens"].reshape(-1, LENGTH + 1), 0
+    )
+    rewards = module(**as_inputs(tokens, length)).logits[:, 0].view(-1, 2)
+    loss = -torch.nn.functional.logsigmoid(rewards[:, 0] - rewards[:, 1]).mean()
+    loss.backward()
+    return {
+        "loss": difference(metrics["loss"], loss.detach()),
+        "margin": difference(metrics["margin"], rewards.diff(dim=1).neg().mean().detach()),
+        "gradient": largest_difference(gradients, module),
+        "drawn": float(score.std()),
+    }
+
+
 FAMILIES = ("bert", "roberta", "distilbert", "modernbert", "qwen3", "llama")
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     **{name: partial(compare_classes, model_type=name) for name in FAMILIES},
+    "reward": partial(compare_rewards, model_type="qwen3"),
     "bert on one device": partial(compare_classes, model_type="bert", mesh=ONE_DEVICE),
 }
 

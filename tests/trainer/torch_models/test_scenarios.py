@@ -35,7 +35,7 @@ def run_with_torch(module, folder, *names):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    names = (*FAMILIES, "classifier")
+    names = (*FAMILIES, "classifier", "reward")
     rows = run_with_torch("scenarios", tmp_path_factory.mktemp("models"), *names)
     return {row["model_type"]: row for row in rows}
 
@@ -169,6 +169,14 @@ def test_texts_are_classified_as_with_torch(tasks, case):
     assert result["accuracy"] == 0
 
 
+def test_rewards_are_learned_as_with_torch(tasks):
+    result = tasks["reward"]
+    assert result["loss"] < 1e-5
+    assert result["margin"] < 1e-5
+    assert result["gradient"] < 1e-5
+    assert 0.015 < result["drawn"] < 0.025
+
+
 def test_classifier_resumes_to_the_bit_and_predicts_what_its_export_does(results):
     result = results["classifier"]
     whole, resumed = result["losses"]
@@ -182,3 +190,10 @@ def test_classifier_resumes_to_the_bit_and_predicts_what_its_export_does(results
         ):
             assert label == name
             assert probability == pytest.approx(expected, abs=1e-5)
+
+
+def test_reward_model_learns_preferences_and_loads_in_transformers(results):
+    result = results["reward"]
+    assert len(result["losses"]) == 12
+    assert result["losses"][-1] < result["losses"][0]
+    assert result["labels"] == 1
