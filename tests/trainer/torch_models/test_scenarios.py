@@ -7,11 +7,12 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxlaunch.trainer.torch_models import checked
-from tests import environments, needs
+from tests import environments, needs, tutorials
 
 pytestmark = pytest.mark.extended
 
@@ -19,14 +20,22 @@ pytestmark = pytest.mark.extended
 FAMILIES = ("gpt_oss",)
 # Also with linear attention, and the language model of a model of texts and images.
 COMPARED = ("gpt_oss", "qwen3_next", "gemma3")
+# The section of docs/fine-tune.md that starts from a model that somebody has downloaded.
+SECTION = "\n## With a published model\n"
 WITH_EXPERTS = {"gpt_oss", "qwen3_next"}
+
+
+def torch_environ():
+    """Return the environment variables of programs that need the packages of torch."""
+    packages = str(needs.packages("torchax"))
+    path = os.pathsep.join((str(needs.ROOT), packages))
+    programs = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, **environments.LAZY, "PYTHONPATH": path, "PATH": programs}
 
 
 def run_with_torch(module, folder, *names):
     """Return the JSON lines that a module of tests prints in the environment of torch."""
-    packages = str(needs.packages("torchax"))
-    path = os.pathsep.join((str(needs.ROOT), packages))
-    environ = {**os.environ, **environments.LAZY, "PYTHONPATH": path}
+    environ = torch_environ()
     command = [sys.executable, "-m", f"tests.trainer.torch_models.{module}", str(folder), *names]
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0
@@ -197,3 +206,32 @@ def test_reward_model_learns_preferences_and_loads_in_transformers(results):
     assert len(result["losses"]) == 12
     assert result["losses"][-1] < result["losses"][0]
     assert result["labels"] == 1
+
+
+# The native decoder knows the first alone.
+@pytest.mark.parametrize("family", ["llama", "olmo3", "glm4"])
+def test_page_leads_from_instructions_to_a_chat_in_transformers(tmp_path, family):
+    page = (needs.ROOT / "docs" / "fine-tune.md").read_text().partition(SECTION)[2]
+    steps = tutorials.find_steps(page, shell="bash")
+    rows = next(step.text for step in steps if step.file == "instructions.jsonl")
+    weights = tmp_path / "weights" / "instruct"
+    weights.mkdir(parents=True)
+    run_with_torch("instruct", weights, family, rows)
+
+    outputs = []
+    for step in steps:
+        if step.file is not None:
+            # The random weights of a tiny model need a larger rate.
+            (tmp_path / step.file).write_text(step.text.replace("lr: 2e-5", "lr: 1e-2"))
+            continue
+        done = subprocess.run(
+            ["bash", "-euc", step.text],
+            cwd=tmp_path,
+            env=torch_environ(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+        outputs.append((step.output, done.stdout))
+    shown, printed = outputs[-1]
+    assert printed.splitlines()[-1] == shown.strip()
