@@ -195,7 +195,7 @@ def compare_adapters(folder: Path, model_type: str = "llama", **keys: Any) -> di
 def compare_merged(step: Step, state: Any, wrapper: Any, folder: Path) -> float:
     """Return the difference of the logits of the merged folder from those with the adapters."""
     spec, params = step.builder._spec, {**state.params, **state.buffers}
-    module = build.empty_module(spec.model.init_from)
+    module = build.empty_module(spec.model)
     merged = adapters.merge_adapters(module, spec.lora, params)
     export.save_model(str(folder / "merged"), spec.model, None, merged, {})
     tokens = torch.tensor(draw_tokens()["tokens"]).long()
