@@ -37,7 +37,7 @@ def find_head(module: Any) -> str | None:
     """
     import torch
 
-    head, base = module.get_output_embeddings(), module.base_model
+    head, base = module.get_output_embeddings(), _find_base(module)
     if type(head) is not torch.nn.Linear or head.bias is not None or base is module:
         return None
     base_parameters = {id(parameter) for parameter in base.parameters()}
@@ -47,6 +47,12 @@ def find_head(module: Any) -> str | None:
     # Of tied parameters, named_parameters() has the first.
     names: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
     return names[id(head.weight)]
+
+
+def _find_base(module: Any) -> Any:
+    """Return the base model that a causal model calls."""
+    # OPT and others call a part of theirs.
+    return getattr(module.base_model, "decoder", module.base_model)
 
 
 class _ReadError(Exception):
@@ -62,7 +68,7 @@ def read_features(module: Any, call_module: Callable[[], Any]) -> Any:
     def stop_call(base: Any, arguments: Any, output: Any) -> None:
         raise _ReadError(output[0])
 
-    hook = module.base_model.register_forward_hook(stop_call)
+    hook = _find_base(module).register_forward_hook(stop_call)
     try:
         call_module()
     except _ReadError as error:
@@ -75,7 +81,7 @@ def read_features(module: Any, call_module: Callable[[], Any]) -> Any:
 @contextlib.contextmanager
 def replace_features(module: Any, features_BLD: Any) -> Iterator[None]:
     """Have the base model return these features in this context, whatever its inputs are."""
-    base = module.base_model
+    base = _find_base(module)
     base.forward = lambda *_, **__: _BaseOutput((features_BLD,))
     try:
         yield
