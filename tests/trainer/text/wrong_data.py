@@ -458,7 +458,7 @@ FILES = [
         RECORDS,
         {RECORD: other_keys},
     ),
-    Case("text for images", 65, "has no label, which the task reads; it has mask", task="classify"),
+    Case("text for images", 64, "texts without a label; give format: label", task="classify"),
     Case(
         "token of another vocabulary", 65, "token 300", RECORDS, {RECORD: token_300}, {"vocab": 256}
     ),

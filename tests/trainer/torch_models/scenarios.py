@@ -49,7 +49,7 @@ CLASSIFIER_KEYS = {
     "accelerator": {"type": "cpu", "per_host": 8},
     "mesh": {"dp": 2, "fsdp": 2, "mp": 2},
     "batch": 8,
-    "optimizer": {"lr": 1e-3},
+    "optimizer": {"lr": 1e-3, "schedule": "constant"},
     "log_every": 1,
     "checkpoint": {"every": 2},
 }
