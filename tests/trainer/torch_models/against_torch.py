@@ -234,9 +234,11 @@ def draw_randomly(folder: Path) -> dict[str, float]:
     }
 
 
-def compare_chunks(folder: Path) -> dict[str, float]:
-    """A loss whose logits are computed in chunks, with the cap and the tied matrix of a family."""
-    save_tiny_model("gemma2", folder / "model")
+def compare_chunks(folder: Path, model_type: str) -> dict[str, float]:
+    """A loss whose logits are computed in chunks."""
+    save_tiny_model(model_type, folder / "model")
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dropout": 0.0}))
     batch, module = draw_tokens(), load_torch(folder / "model")
     step = build_step(NextToken(), folder / "model", loss={"chunks": 4})
     with mock.patch.object(losses, "sum_in_chunks", wraps=losses.sum_in_chunks) as sums:
@@ -365,7 +367,10 @@ def compare_quantized(
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dpo": compare_dpo,
     "lora": compare_adapters,
-    "chunks": compare_chunks,
+    # With a cap of the logits and a tied matrix.
+    "chunks": functools.partial(compare_chunks, model_type="gemma2"),
+    # It calls a part of its base model.
+    "chunks_of_part": functools.partial(compare_chunks, model_type="opt"),
     "memory": measure_memory,
     "spans": find_spans,
     "random": draw_randomly,

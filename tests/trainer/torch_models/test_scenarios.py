@@ -107,10 +107,12 @@ def test_preferences_are_learned_as_with_torch(comparisons):
     assert comparisons["dpo"]["gradient"] < 1e-5
 
 
-def test_logits_in_chunks_have_the_loss_of_torch(comparisons):
-    assert comparisons["chunks"]["chunks"] == 4
-    assert comparisons["chunks"]["loss"] < 1e-5
-    assert comparisons["chunks"]["gradient"] < 1e-5
+# The biases of OPT's keys have gradients of rounding errors alone.
+@pytest.mark.parametrize(("case", "tolerance"), [("chunks", 1e-5), ("chunks_of_part", 1e-4)])
+def test_logits_in_chunks_have_the_loss_of_torch(comparisons, case, tolerance):
+    assert comparisons[case]["chunks"] == 4
+    assert comparisons[case]["loss"] < 1e-5
+    assert comparisons[case]["gradient"] < tolerance
 
 
 def test_weights_are_read_in_the_memory_of_their_shares(comparisons):
