@@ -162,6 +162,14 @@ def describe_text_classifier(folder: str) -> dict[str, Any] | None:
     }
 
 
+def class_names(folder: str) -> list[str]:
+    """Return the names of a folder's classes in the order of its head, empty if it names none."""
+    names = _read_keys(folder, "config.json").get("id2label")
+    if not isinstance(names, dict) or not all(map(str.isdecimal, names)):
+        return []
+    return [str(names[number]) for number in sorted(names, key=int)]
+
+
 def check_model(
     job_model: PublishedModel, folder_model: PublishedModel, path: str, keys: set[str] | None = None
 ) -> None:

@@ -72,9 +72,15 @@ class LabeledTexts(DataSource):
 
 
 def open_source(
-    data: Text, length: int, split: Split, class_count: int | None
+    data: Text,
+    length: int,
+    split: Split,
+    class_count: int | None,
+    folder_classes: Sequence[str] = (),
 ) -> LabeledTexts | None:
     """Open the texts of a split for rows of `length` tokens, None if nothing is held out.
+
+    Labels that are names of `folder_classes`, the classes of the model's head, get their numbers.
 
     Raises DataError naming file and row, and SpecError if the tokenizer cannot be read or the model
     has fewer than the data's classes.
@@ -85,7 +91,11 @@ def open_source(
     paths = documents.find_files(data.path)
     rows = _read_files(data, paths)
     labels = [row.label for row in rows]
-    label_N, classes = number_labels(labels, data.classes, f"data.path: {paths[0]}")
+    allowed: Sequence[Label] | None = data.classes
+    if allowed is None and {*map(str, labels)} <= {*folder_classes}:
+        # With other classes than those of the folder, the head is new.
+        allowed = folder_classes if class_count in (None, len(folder_classes)) else None
+    label_N, classes = number_labels(labels, allowed, f"data.path: {paths[0]}")
     data_classes = len(classes) or int(label_N.max()) + 1
     if class_count is not None and class_count < data_classes:
         raise SpecError(

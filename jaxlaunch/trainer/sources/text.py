@@ -29,6 +29,7 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
+from jaxlaunch.trainer.huggingface.folder import class_names
 from jaxlaunch.trainer.sources import labeled_texts
 from jaxlaunch.trainer.sources.array_record import Records
 from jaxlaunch.trainer.sources.mixture import Mixture
@@ -55,7 +56,10 @@ def open_source(data: Text, split: Split, spec: TrainSpec) -> DataSource | None:
     length, vocab = token_sizes(spec)
     tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
     if data.format == LABEL_FORMAT:
-        return labeled_texts.open_source(data, length, split, model_sizes(spec.model).classes)
+        folder = getattr(spec.model, "init_from", None)
+        folder_classes = class_names(folder) if folder else ()
+        class_count = model_sizes(spec.model).classes
+        return labeled_texts.open_source(data, length, split, class_count, folder_classes)
     if data.has_pairs:
         return preferences.open_source(data, length, split)
     return (open_rows if data.is_prepared else open_stream)(data, length, split)

@@ -27,9 +27,9 @@ def write(path, rows):
     return str(path)
 
 
-def read(path, length=4, split="train", classes=None, **keys):
+def read(path, length=4, split="train", classes=None, folder_classes=(), **keys):
     data = Text(source="text", path=path, format="label", **{"eval_split": 0, **keys})
-    return labeled_texts.open_source(data, length, split, classes)
+    return labeled_texts.open_source(data, length, split, classes, folder_classes)
 
 
 def test_texts_are_cut_padded_and_numbered_by_their_labels(path, capsys):
@@ -42,6 +42,20 @@ def test_texts_are_cut_padded_and_numbered_by_their_labels(path, capsys):
     np.testing.assert_array_equal(source[2]["tokens"], [*b"ab", 0, 0])
     assert "1 of 6 are cut at train.model.length = 4" in capsys.readouterr().err
     assert read(path, classes=3, length=8).fingerprint() != source.fingerprint()
+
+
+def test_labels_that_the_folder_names_have_the_numbers_of_its_head(path, tmp_path):
+    names = {"1": "no", "0": "yes", "2": "maybe"}
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": names}))
+    folder_classes = folders.class_names(str(tmp_path))
+    source = read(path, classes=3, folder_classes=folder_classes)
+    assert source.classes == ("yes", "no", "maybe")
+    assert [*source.label_N] == [1, 0, 1, 0, 1, 0]
+    # The head is new, or the job names the classes.
+    assert read(path, classes=2, folder_classes=folder_classes).classes == ("no", "yes")
+    data = Text(source="text", path=path, format="label", eval_split=0, classes=["no", "yes"])
+    source = labeled_texts.open_source(data, 4, "train", 3, folder_classes)
+    assert source.classes == ("no", "yes")
 
 
 def test_every_class_is_held_out_and_eval_files_keep_the_numbers(path, tmp_path):
