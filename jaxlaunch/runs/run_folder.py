@@ -430,7 +430,8 @@ def changed_keys(path: str, old: Any, new: Any) -> Iterator[tuple[str, list[Any]
             inner_path = f"{path}.{key}" if path else str(key)
             yield from changed_keys(inner_path, old.get(key), new.get(key))
     elif old != new:
-        yield path, ["…", "…"] if SECRET_KEYS & set(path.split(".")) else [old, new]
+        is_secret = bool(SECRET_KEYS & set(path.split(".")))
+        yield path, ["…", "…"] if is_secret else [without_secrets(old), without_secrets(new)]
 
 
 def without_secrets(job: Any) -> Any:

@@ -60,11 +60,12 @@ def _render_slurm(
 ) -> None:
     # Imported here, because the manifests of Kubernetes need none of it.
     from jaxlaunch.launcher.local import run_folders, slurm
-    from jaxlaunch.launcher.local.run import LocalRun, check_run_folder
+    from jaxlaunch.launcher.local.run import LocalRun, check_run_folder, refuse_own_folder
 
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
-    check_run_folder(job, job_file, folder, output.show_messages)
+    refuse_own_folder(job_file, folder)
+    check_run_folder(job, folder, output.show_messages)
     words = options.folder_words(job_file, overrides, run_dir, volumes)
     mounts = options.parse_volumes(volumes)
     local = LocalRun(folder, job_file.absolute().parent, mounts, words=words)

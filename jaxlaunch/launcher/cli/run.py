@@ -20,7 +20,7 @@ from jaxlaunch.launcher.jobs.logs.lines import Selection
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.held_output import adds_to_message, root_exception
 from jaxlaunch.launcher.local.roles import run_roles
-from jaxlaunch.launcher.local.run import LocalRun, RunEnd, check_run_folder
+from jaxlaunch.launcher.local.run import LocalRun, RunEnd, check_run_folder, refuse_own_folder
 from jaxlaunch.launcher.local.run import run_job as run_job
 from jaxlaunch.launcher.local.ssh import SshHosts
 from jaxlaunch.launcher.wording import escape_controls
@@ -83,8 +83,9 @@ def run_command(
     """
     file = jobs.read_job(job_file, overrides, may_have_roles=True)
     job, folder = file.spec, (run_dir or run_folders.RUNS_FOLDER / file.name).absolute()
+    refuse_own_folder(job_file, folder)
     if not file.roles:
-        check_run_folder(job, job_file, folder, output.show_messages)
+        check_run_folder(job, folder, output.show_messages)
     job_folder, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
     words = options.folder_words(job_file, overrides, run_dir, volumes)
     words += ["--simulate"] if simulate else []

@@ -27,7 +27,7 @@ from jaxlaunch.launcher.job.request import JobRequest, summarize_job
 from jaxlaunch.launcher.jobs.submit import Submission, record_words
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.local.run import LocalRun, check_run_folder, run_job
+from jaxlaunch.launcher.local.run import LocalRun, check_run_folder, refuse_own_folder, run_job
 from jaxlaunch.launcher.manifests.jobset import prepare
 from jaxlaunch.launcher.plan.job_plan import JobPlan, plan_job
 from jaxlaunch.launcher.yaml import writer
@@ -125,7 +125,9 @@ class Job:
         Raises [`JobFailedError`](#jobfailederror) if it does not complete.
         """
         run_folder = Path(folder or run_folders.RUNS_FOLDER / self.name).absolute()
-        check_run_folder(self._file.spec, self._path, run_folder, LOGGER.info)
+        if self._path is not None:
+            refuse_own_folder(self._path, run_folder)
+        check_run_folder(self._file.spec, run_folder, LOGGER.info)
         mounts = {name: Path(path).absolute() for name, path in (volumes or {}).items()}
         words = self._run_words(mounts, folder, simulate=simulate)
         local = LocalRun(

@@ -522,6 +522,8 @@ class Role(Block):
     needs: dict[Label, Literal["started"]] = Field(
         {},
         description="roles whose pods must run before those of this one are created",
+        # The limit of JobSet's dependsOn.
+        max_length=5,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -63,23 +64,25 @@ def follow_logs(
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     folder, files = run.start_folder, dict[int, _LogFile]()
     is_first, is_over = True, False
-    while True:
-        for rank in list_ranks(folder, selection):
-            if rank not in files:
-                files[rank] = _LogFile(layout.log_path(folder, rank), run.folder)
-            texts = files[rank].read_lines()
-            if selection.pattern is not None:
-                texts = list(filter(selection.pattern.search, texts))
-            if is_first and tail is not None:
-                texts = texts[max(0, len(texts) - tail) :]
-            for text in texts:
-                show(Line(rank // processes_per_host, rank, text))
-        if is_over:
-            return
-        # The last lines may have been written after the files were read, so they are read again.
-        is_first = False
-        is_over = layout.find_holder(run.folder) is None or time.monotonic() >= deadline
-        time.sleep(0.0 if is_over else POLL_S)
+    with contextlib.ExitStack() as stack:
+        while True:
+            for rank in list_ranks(folder, selection):
+                if rank not in files:
+                    files[rank] = _LogFile(layout.log_path(folder, rank), run.folder)
+                    stack.callback(files[rank].close)
+                texts = files[rank].read_lines()
+                if selection.pattern is not None:
+                    texts = list(filter(selection.pattern.search, texts))
+                if is_first and tail is not None:
+                    texts = texts[max(0, len(texts) - tail) :]
+                for text in texts:
+                    show(Line(rank // processes_per_host, rank, text))
+            if is_over:
+                return
+            # The files are read again, because the last lines may have been written meanwhile.
+            is_first = False
+            is_over = layout.find_holder(run.folder) is None or time.monotonic() >= deadline
+            time.sleep(0.0 if is_over else POLL_S)
 
 
 def follow_roles(
@@ -91,9 +94,17 @@ def follow_roles(
 ) -> None:
     """Follow the logs of roles of a job as `follow_logs` does, until the job has ended."""
 
+    def has_begun(folder: Path) -> bool:
+        """Return whether the role has started since the job was started."""
+        if layout.find_holder(folder) is not None:
+            return True
+        start = open_run(folder).newest_start if layout.is_run(folder) else None
+        job_start = open_run(job.folder).newest_start
+        return start is not None and job_start is not None and start.started >= job_start.started
+
     def follow(name: str) -> None:
         folder = job.folder / name
-        while layout.find_holder(folder) is None and layout.find_holder(job.folder) is not None:
+        while not has_begun(folder) and layout.find_holder(job.folder) is not None:
             time.sleep(POLL_S)
         if layout.is_run(folder):
             run = open_run(folder)
@@ -129,6 +140,11 @@ class _LogFile:
             return open(path, "rb", opener=regular_files.make_opener(self._below))
         except OSError:
             return None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
     def read_lines(self) -> list[str]:
         """Return the complete lines that were written since the last call."""

@@ -304,7 +304,7 @@ def _make_runs(file: JobFile, local: LocalRun) -> dict[str, _RoleRun]:
             volumes={str(mount): path for mount, path in mounts.items()},
             variables=variables | devices.get(role.name, {}) | {contract.ROLE: role.name},
         )
-        run.check_run_folder(job, None, role_local.folder, lambda message: None)
+        run.check_run_folder(job, role_local.folder, lambda message: None)
         run.prepare_run(job, role_local)
         runs[role.name] = _RoleRun(role, role_local)
     return runs

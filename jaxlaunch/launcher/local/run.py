@@ -98,21 +98,23 @@ class RunEnd:
     role: str | None = None
 
 
-def check_run_folder(
-    job: JobSpec, job_file: Path | None, folder: Path, say: Callable[[str], None]
-) -> None:
-    """Raise UserError if the folder has the user's job file, or checkpoints of another job."""
-    subject = f"The run folder {folder} is"
-    hint = "name another folder with --run-dir."
-    if read_role_table(folder) is not None:
-        raise UserError(f"{subject} that of a job with roles (jobs:), this job has none.", hint)
-    is_run_job = job_file is not None and (
-        os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
-    )
+_OTHER_FOLDER_HINT = "name another folder with --run-dir."
+
+
+def refuse_own_folder(job_file: Path, folder: Path) -> None:
+    """Raise UserError if the run would overwrite the user's job file."""
+    is_run_job = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
     # The job.yaml in the folder of a run may be used to start the run again.
     if is_run_job and not (folder / layout.LOCK).exists():
-        message = f"{subject} the job file's own: the run would overwrite {job_file}."
-        raise UserError(message, hint)
+        subject = f"The run folder {folder} is the job file's own"
+        raise UserError(f"{subject}: the run would overwrite {job_file}.", _OTHER_FOLDER_HINT)
+
+
+def check_run_folder(job: JobSpec, folder: Path, say: Callable[[str], None]) -> None:
+    """Raise UserError if the folder has checkpoints of another job."""
+    subject, hint = f"The run folder {folder} is", _OTHER_FOLDER_HINT
+    if read_role_table(folder) is not None:
+        raise UserError(f"{subject} that of a job with roles (jobs:), this job has none.", hint)
     starts = start_rows(RunFolder(folder, say).read_summary())
     if not any(start.has_trained for start in starts):
         return
@@ -348,8 +350,10 @@ class Signals:
             signal.signal(number, handler)
 
     def _handle_signal(self, number: int, frame: types.FrameType | None) -> None:
-        self._say(STOP_MESSAGES[min(self.count, 1)])
+        message = STOP_MESSAGES[min(self.count, 1)]
+        # A thread of another role may hold the lock of stdout, whose reader is slow.
         self.stop(number)
+        self._say(message)
 
     def stop(self, number: int) -> None:
         """Stop the gang as the first signal does, or kill it if it was stopped before."""

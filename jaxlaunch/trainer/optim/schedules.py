@@ -157,7 +157,7 @@ def check_transformation(
     ]
     if state_types[0] != state_types[1]:
         raise SpecError(
-            "train.optimizer: update returns a state with other shapes or dtypes than init; "
+            "train.optimizer: the update returns a state with other shapes or dtypes than init; "
             "return the same ones"
         )
 

@@ -15,7 +15,7 @@ from jaxlaunch.launcher.agent.leader.reporter import job_fields
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.records.summary import AttemptProgress, Summary
 from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs.run_folder import RunFolder, RunStarts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts, changed_keys
 
 
 def write_start(
@@ -145,3 +145,12 @@ def test_refused_start_does_not_touch_a_run_that_continues(tmp_path: Path) -> No
     second.write_summary(Summary(verdict, seconds={}, restarts={}, of=of_second))
     summary = read_file(tmp_path, "summary.json")
     assert (summary["status"], summary["step"], summary["of"]["uid"]) == ("running", 5, "a")
+
+
+def test_values_of_an_added_block_that_may_be_secret_are_not_shown() -> None:
+    job = {"jobs": {"trainer": {"env": {"TOKEN": "s3cret"}}}}
+    role = {"env": {"TOKEN": "s3cret"}, "hosts": 2}
+    other = {"jobs": {**job["jobs"], "evaluator": role}}
+    for old, new in ((job, other), (other, job)):
+        assert "s3cret" not in str(dict(changed_keys("", old, new)))
+    assert dict(changed_keys("", job, other))["jobs.evaluator"][1]["hosts"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.local import agents, roles
+from jaxlaunch.launcher.jobs.logs.lines import Line, Selection
+from jaxlaunch.launcher.local import agents, logs, roles
 from jaxlaunch.launcher.local.roles import RoleBoard
 from jaxlaunch.launcher.local.run import LocalRun
+from jaxlaunch.launcher.local.run_folders import open_run
 from jaxlaunch.launcher.report.server import RunCatalog
 from jaxlaunch.runs import layout
 from tests.launcher.invoke import CommandResult, launcher
@@ -149,6 +152,16 @@ sys.exit(70 if role == "evaluator" else 0)
 """
 
 
+def test_run_folder_may_not_be_that_of_the_job_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    words = ["run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path)]
+    shown = launcher(capsys, monkeypatch, *words)
+    assert shown.code == 2 and "the run would overwrite" in shown.err
+    assert (tmp_path / "job.yaml").read_text() == JOB
+
+
 def test_commands_show_a_job_and_its_roles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +183,22 @@ def test_commands_show_a_job_and_its_roles(
         return launcher(capsys, monkeypatch, *words)
 
     assert run_command("logs", "runs/t").out == "[sampler 0] sampler up\n[trainer 0] trainer up\n"
+    # The job may continue for long after the role has ended.
+    with layout.hold_lock(tmp_path / "runs" / "t"):
+        followed = list[Line]()
+        begun = threading.Thread(
+            target=logs.follow_roles,
+            args=(
+                open_run(tmp_path / "runs" / "t"),
+                ["sampler"],
+                Selection(),
+                None,
+                followed.append,
+            ),
+        )
+        begun.start()
+        begun.join(60)
+        assert [line.text for line in followed] == ["sampler up"] and not begun.is_alive()
     role_log = run_command("logs", "runs/t", "--role", "sampler", "-o", "json")
     assert json.loads(role_log.out) | {"text": "sampler up", "role": "sampler"} == json.loads(
         role_log.out

@@ -206,7 +206,11 @@ def test_user_schedule_is_function_of_step() -> None:
         ("nowhere", {}, "has no 'nowhere'"),
         ("a_list", {}, "makes a list, not an optax.GradientTransformation"),
         ("momentum", {"args": {"decoy": 1}}, r"momentum\(learning_rate, decoy\) failed: TypeError"),
-        ("momentum", {"args": {"learning_rate": 1}}, "gets learning_rate of train.optimizer.lr"),
+        (
+            "momentum",
+            {"args": {"learning_rate": 1}},
+            "args sets learning_rate, which comes from train.optimizer.lr",
+        ),
         ("momentum", {"weight_decay": 0.1}, "takes no weight_decay; leave it out, or add"),
         (
             "momentum",
@@ -237,7 +241,7 @@ def test_update_of_wrong_shape_is_refused() -> None:
     params = jax.eval_shape(lambda: draw_params(0))
     faults = {
         "summed": "arrays of other shapes",
-        "forgetful": "a state of other",
+        "forgetful": "a state with other",
         "raising": "KeyError",
     }
     for name, message in faults.items():

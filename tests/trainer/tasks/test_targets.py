@@ -79,7 +79,7 @@ def test_regression_uses_squared_error() -> None:
     error = (LOGITS - expected)[:5]
     np.testing.assert_allclose(result.sum / result.weight, (error**2).mean(), rtol=1e-5)
     np.testing.assert_allclose(result.metrics["mae"][0] / 5, np.abs(error).mean(), rtol=1e-5)
-    words = r"numbers of shape \[6, 4\], and the labels are \[6, 1\]: set model.classes"
+    words = r"numbers of shape \[6, 4\], and the labels have shape \[6, 1\]; set model.classes"
     with pytest.raises(SpecError, match=words):
         target_sums(expected[:, 0], target="regression")
 

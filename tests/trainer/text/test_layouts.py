@@ -75,7 +75,7 @@ def test_formats_of_the_schema_are_those_of_the_table() -> None:
         for group in get_args(Text.model_fields["format"].annotation)
         for value in get_args(group) or [group]
     }
-    assert options - {"text"} == {
+    assert options - {"text", "label"} == {
         name for layout in layouts.LAYOUTS for name in (layout.name, layout.format)
     }
 

@@ -9,7 +9,12 @@ from typing import Any
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import find_condition, is_condition_true, lead_name
+from jaxlaunch.launcher.kubernetes.objects import (
+    find_condition,
+    is_condition_true,
+    lead_name,
+    terminal_state,
+)
 
 # JobSet's message about a JobSet that has failed.
 _FIRST_FAILED_JOB = re.compile(r"\(first failed job: ([^)]+)\)")
@@ -21,7 +26,11 @@ def split_roles(snapshot: Snapshot) -> dict[str, Snapshot]:
 
 
 def find_decisive_role(snapshot: Snapshot) -> str | None:
-    """Return the role whose failure ended the job, else its lead; None without roles."""
+    """Return the role that decides on the state of the job; None without roles.
+
+    It is the role whose failure ended the job. While the job continues, it is the first of those
+    that end it and is not done; otherwise the lead.
+    """
     names = hosts.list_roles(snapshot.jobset)
     failed_jobs = [
         (condition.get("lastTransitionTime", ""), job["metadata"]["name"])
@@ -35,6 +44,11 @@ def find_decisive_role(snapshot: Snapshot) -> str | None:
     failed_role, _, _ = failed_job.removeprefix(f"{snapshot.name}-").rpartition("-")
     if failed_role in names:
         return str(failed_role)
+    if names and snapshot.jobs and terminal_state(snapshot.jobset) is None:
+        for name in snapshot.jobset["spec"]["successPolicy"]["targetReplicatedJobs"]:
+            jobs = [job for job in snapshot.jobs if hosts.is_of_role(job, name)]
+            if not (jobs and all(is_condition_true(job, "Complete") for job in jobs)):
+                return str(name)
     return lead_name(snapshot.jobset) if names else None
 
 

@@ -565,8 +565,10 @@ jobs:
 """
 
 
-def roles_snapshot(*pods: Object, jobs: Sequence[Object] = (), status: Object | None = None) -> Any:
-    file = load.read_job_text(ROLES, may_have_roles=True)
+def roles_snapshot(
+    *pods: Object, jobs: Sequence[Object] = (), status: Object | None = None, text: str = ROLES
+) -> Any:
+    file = load.read_job_text(text, may_have_roles=True)
     manifest = prepare(file, ClusterDefaults()).manifests[0]
     manifest["metadata"] |= {"uid": "1234", "creationTimestamp": objects.BEGUN}
     manifest["status"] = status or {}
@@ -637,4 +639,13 @@ def test_done_job_has_stopped_its_other_roles() -> None:
     status = derive_status(roles_snapshot(*done, jobs=jobs, status=objects.ended("Completed")))
     assert (status.state, status.role, status.code) == (State.DONE, "trainer", 0)
     assert status.roles["sampler"].state is State.STOPPED
+    assert status.roles["trainer"].state is State.DONE
+
+
+def test_job_is_not_done_before_all_roles_that_end_it() -> None:
+    jobs = [role_job("trainer", objects.condition("Complete")), role_job("sampler")]
+    done = [objects.over(host, 0, part="trainer") for host in range(2)]
+    text = ROLES.replace("sampler: {command", "sampler: {ends: true, command")
+    status = derive_status(roles_snapshot(*done, RUNNING_SAMPLER, jobs=jobs, text=text))
+    assert (status.state, status.code) == (State.RUNNING, None)
     assert status.roles["trainer"].state is State.DONE
