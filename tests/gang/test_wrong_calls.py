@@ -208,7 +208,7 @@ TRAINER_REFUSALS: dict[str, tuple[int, str]] = {
     "text that no file matches": (65, "data.path 'nowhere/*.txt' matches no file"),
     "text files that are empty": (65, "every file that matches is empty"),
     "text with too small a vocabulary": (64, "train.model.vocab = 100 is less than the 256"),
-    "text for images": (64, "needs train.model.length"),
+    "text for images": (64, "texts without a label; give format: label"),
     "a csv as array_record": (65, "data.csv is not an array_record file"),
     "a mistyped dataset": (65, "did you mean digits?"),
     "a model of no module": (64, "importing nowhere failed"),
