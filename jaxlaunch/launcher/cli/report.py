@@ -254,8 +254,8 @@ def _make_viewers_server(
 
     if folder is not None or context is not None:
         conflict = f"the folder {folder}" if folder is not None else f"--context {context}"
-        message = f"--in-cluster and {conflict} are both given."
-        raise UserError(message, "it shows only the jobs of its own cluster.")
+        message = f"--in-cluster cannot be combined with {conflict}."
+        raise UserError(message, "it shows the jobs of the cluster that it runs in, and no others.")
     if not namespaces:
         message = "--in-cluster needs a namespace."
         raise UserError(message, "name those whose jobs it shows, each with -n NAMESPACE.")

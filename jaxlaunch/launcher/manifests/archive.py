@@ -103,7 +103,7 @@ def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> N
     unknown = [name for name in included if not any(_is_within(inner, name) for inner in names)]
     if unknown:
         message = f"code.include: {', '.join(sorted(unknown))}: no such file or folder is shipped."
-        hint = "names are relative to code.folder; what git ignores stays here in any case."
+        hint = "names are relative to code.folder, and files that git ignores are never shipped."
         raise UserError(message, hint)
     reasons = {}
     for entry in entries:

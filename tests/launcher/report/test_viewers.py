@@ -581,8 +581,8 @@ def test_command_names_missing_settings(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     for arguments, message in {
         "--in-cluster": "--in-cluster needs a namespace.",
-        "runs --in-cluster -n a": "--in-cluster and the folder runs are both given.",
-        "--in-cluster --context c -n a": "--in-cluster and --context c are both given.",
+        "runs --in-cluster -n a": "--in-cluster cannot be combined with the folder runs.",
+        "--in-cluster --context c -n a": "--in-cluster cannot be combined with --context c.",
         "--in-cluster -n a": "This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or "
         "KUBERNETES_SERVICE_PORT",
         "--accept-host a": "--accept-host is only for --in-cluster.",
