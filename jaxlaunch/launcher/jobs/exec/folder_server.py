@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 CHUNK_BYTES = 256 * 1024
 # Suffix of a file that is being written. A later copy continues it.
@@ -149,22 +150,46 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 }
 
 
-def _receive(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield `size` bytes, or fewer if the connection is cut."""
-    while size and (data := stream.read(min(CHUNK_BYTES, size))):
-        size -= len(data)
-        yield data
+class _Upload:
+    """The bytes that follow a request to write. There are fewer if the connection is cut."""
+
+    def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
+        self._stream, self._missing_bytes = stream, size
+        self._is_waiting, self._reported_bytes = False, size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self._missing_bytes:
+            self._is_waiting = True
+            data = self._stream.read1(min(CHUNK_BYTES, self._missing_bytes))
+            self._missing_bytes -= len(data)
+            self._is_waiting = False
+            if not data:
+                return
+            yield data
+
+    def has_progress(self) -> bool:
+        """Return whether bytes are being written, or have arrived since the last call."""
+        missing_bytes = self._missing_bytes
+        has_arrived = missing_bytes < self._reported_bytes
+        self._reported_bytes = missing_bytes
+        return has_arrived or not self._is_waiting
 
 
 @contextlib.contextmanager
-def _show_life(answers: BinaryIO) -> Iterator[None]:
-    """Write an empty line every KEEPALIVE_S seconds: the digest of a large file takes minutes."""
+def _show_life(
+    answers: io.BufferedIOBase, has_progress: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Write an empty line every KEEPALIVE_S seconds: the digest of a large file takes minutes.
+
+    Without progress none is written, so that the other side notices that its bytes were lost.
+    """
     has_ended = threading.Event()
 
     def write_lines() -> None:
         while not has_ended.wait(KEEPALIVE_S):
-            answers.write(b"\n")
-            answers.flush()
+            if has_progress():
+                answers.write(b"\n")
+                answers.flush()
 
     thread = threading.Thread(target=write_lines, daemon=True)
     thread.start()
@@ -175,28 +200,28 @@ def _show_life(answers: BinaryIO) -> Iterator[None]:
         thread.join()
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: io.BufferedIOBase, answers: io.BufferedIOBase) -> None:
     """Answer requests until their stream ends."""
     for line in requests:
         action, *arguments = json.loads(line)
         sent: Iterable[bytes] = ()
-        received: Iterable[bytes] = ()
+        upload: Iterable[bytes] = ()
         answer: dict[str, object] = {"result": None}
         try:
             if action == "read":
                 sent = read_file(*arguments)
             elif action == "write":
                 path, offset, size = arguments
-                received = _receive(requests, size)
-                with _show_life(answers):
-                    write_part(path, offset, received)
+                upload = _Upload(requests, size)
+                with _show_life(answers, upload.has_progress):
+                    write_part(path, offset, upload)
             else:
                 with _show_life(answers):
                     answer["result"] = _FUNCTIONS[action](*arguments)
         except OSError as error:
             answer = {"error": f"{error.filename}: {error.strerror}"}
             # The next request follows the bytes that could not be written.
-            for _ in received:
+            for _ in upload:
                 pass
         answers.write(json.dumps(answer).encode() + b"\n")
         for data in sent:
@@ -205,4 +230,5 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    stdin, stdout = (cast(io.BufferedIOBase, file.buffer) for file in (sys.stdin, sys.stdout))
+    serve(stdin, stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -190,6 +191,37 @@ def test_long_work_shows_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pod = PodSide(cast("RankPod", Pod(tmp_path, [])))
     pod._unread = written.getvalue() + b"\n"
     assert pod._read_answer() is True
+
+
+def test_lost_upload_shows_no_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks, answers = threading.Semaphore(0), io.BytesIO()
+
+    class Ticking(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            ticks.release()
+            return super().wait(0.001)
+
+    class Requests(io.BytesIO):
+        def read1(self, size: int | None = -1) -> bytes:
+            if self.tell() > len(DATA) // 2:
+                # The rest of the bytes is late: after two ticks, the first half was reported.
+                while ticks.acquire(blocking=False):
+                    pass
+                counts = [count_lines_after(3), count_lines_after(5)]
+                assert counts[0] == counts[1]
+            return super().read1(len(DATA) // 2 + 1)
+
+    def count_lines_after(tick_count: int) -> int:
+        for _ in range(tick_count):
+            assert ticks.acquire(timeout=60)
+        return answers.getvalue().count(b"\n")
+
+    monkeypatch.setattr(
+        folder_server, "threading", SimpleNamespace(Event=Ticking, Thread=threading.Thread)
+    )
+    request = json.dumps(["write", str(tmp_path / "target"), 0, len(DATA)]).encode()
+    folder_server.serve(Requests(request + b"\n" + DATA), answers)
+    assert (tmp_path / f"target{PART}").read_bytes() == DATA
 
 
 def test_part_of_a_private_file_is_private(tmp_path: Path) -> None:
