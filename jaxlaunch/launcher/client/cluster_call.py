@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import posixpath
 import signal
 import sys
@@ -28,7 +29,9 @@ from jaxlaunch.launcher.jobs.exec.copy import Copy, PodSide
 from jaxlaunch.launcher.jobs.exec.rank_pod import RankPod
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, State
+from jaxlaunch.launcher.jobs.submit import Submission
 from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.watch import Outage
 from jaxlaunch.launcher.manifests.code import CODE_FOLDER
 from jaxlaunch.launcher.manifests.storage import SCRATCH
 
@@ -75,18 +78,28 @@ def run_on_cluster(
     block = {"folder": code, "include": include}
     job = Job(**{"hold_on_failure": _HOLD, **keys, "code": block, "command": command})
     job._file = dataclasses.replace(job._file, code_files=files)
-    handle: Handle | None = None
+    # Nothing exists before the submission is sent.
+    handle, submission = job._prepare_submission(None, context, None, replace=True, force=False)
     try:
         with _defer_interrupt():
-            handle = job.submit(context=context, replace=True)
+            submission.submit(replace=True)
         _await_result(Cluster.connect(context, LOGGER.info), handle, folder)
-        handle.wait()
     except JobFailedError:
         raise
     except BaseException:
-        if handle is not None:
-            handle.delete()
+        _delete_job(handle, submission)
         raise
+
+
+def _delete_job(handle: Handle, submission: Submission) -> None:
+    """Delete the job of a call if it exists. An error is logged, so that it hides no other."""
+    try:
+        if submission.find_jobset() is not None:
+            handle.delete()
+    except UserError as error:
+        command = f"launcher delete -n {handle.namespace} {handle.name}"
+        text = f"JobSet {handle.name} may still exist; `{command}` deletes it."
+        LOGGER.warning("%s Its deletion failed: %s", text, error.message)
 
 
 @contextlib.contextmanager
@@ -113,30 +126,53 @@ def _defer_interrupt() -> Iterator[None]:
 
 
 def _await_result(cluster: Cluster, handle: Handle, folder: Path) -> None:
-    """Copy the value or the exception of the job into `folder`, and let its pods end."""
-    while True:
-        view = ClusterView(collect.read_snapshot(cluster, handle.namespace, handle.name))
-        status, heartbeat = view.status, view.snapshot.report.heartbeat
-        if status.state in FINAL_STATES:
-            return
-        if status.state is State.HELD and status.verdict is not None:
-            # The pods may have ended meanwhile.
-            with contextlib.suppress(UserError):
-                pod = _find_pod(cluster, handle, rank=status.verdict["rank"] or 0)
-                # A process that was killed has written no exception.
-                with contextlib.suppress(UserError):
-                    _copy(pod, function.ERROR.format(rank=pod.rank), folder)
-                _end_hold(pod)
-            return
-        if heartbeat is not None and 0 in heartbeat.phases.get("done", ()):
-            pod = _find_pod(cluster, handle, rank=0)
-            _copy(pod, function.VALUE, folder)
-            (folder / function.TAKEN).touch()
-            Copy(PodSide(pod), is_download=False, say=LOGGER.info).run(
-                str(folder / function.TAKEN), f"{_RESULTS}/{function.TAKEN}"
-            )
-            return
+    """Copy the value or the exception of the job into `folder`, and wait for its end.
+
+    An API server that is upgraded does not answer for minutes, while the job continues.
+    """
+    outage = Outage(cluster, LOGGER.info)
+    take_result = functools.partial(_take_result, cluster, handle, folder)
+    while not outage.call_with_retries(take_result):
         time.sleep(_POLL_S)
+    outage.call_with_retries(handle.wait)
+
+
+def _take_result(cluster: Cluster, handle: Handle, folder: Path) -> bool:
+    """Copy the value or the exception if there is one, and let the pods end.
+
+    Returns:
+        Whether nothing more is to be copied.
+    """
+    view = ClusterView(collect.read_snapshot(cluster, handle.namespace, handle.name))
+    status, heartbeat = view.status, view.snapshot.report.heartbeat
+    if status.state in FINAL_STATES:
+        return True
+    if status.state is State.HELD and status.verdict is not None:
+        # The pods may have ended meanwhile.
+        with contextlib.suppress(UserError):
+            pod = _find_pod(cluster, handle, rank=status.verdict["rank"] or 0)
+            # A process that was killed has written no exception.
+            with contextlib.suppress(UserError):
+                _copy(pod, function.ERROR.format(rank=pod.rank), folder)
+            _end_hold(pod)
+        return True
+    if heartbeat is None or 0 not in heartbeat.phases.get("done", ()):
+        return False
+    try:
+        pod = _find_pod(cluster, handle, rank=0)
+    except UserError:
+        # The pod has ended, or cannot be read now. The next status shows what follows.
+        return False
+    if not (folder / function.VALUE).exists():
+        _copy(pod, function.VALUE, folder)
+    (folder / function.TAKEN).touch()
+    # The pod may end before the answer to this copy arrives.
+    with contextlib.suppress(UserError):
+        Copy(PodSide(pod), is_download=False, say=LOGGER.info).run(
+            str(folder / function.TAKEN), f"{_RESULTS}/{function.TAKEN}"
+        )
+        return True
+    return False
 
 
 def _find_pod(cluster: Cluster, handle: Handle, rank: int) -> RankPod:

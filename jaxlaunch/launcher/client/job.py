@@ -156,24 +156,39 @@ class Job:
         `replace` deletes a job of that name that has ended, and `force` submits a job whose pods
         the namespace's Pod Security level rejects.
         """
+        handle, pending = self._prepare_submission(
+            namespace, context, _optional_path(defaults_file), replace=replace, force=force
+        )
+        pending.submit(replace=replace)
+        return handle
+
+    def _prepare_submission(
+        self,
+        namespace: str | None,
+        context: str | None,
+        defaults_file: Path | None,
+        *,
+        replace: bool,
+        force: bool,
+    ) -> tuple[JobHandle, Submission]:
+        """Check the job against the cluster. Return its handle, and the submission to send."""
         say, file = LOGGER.info, self._file
         if namespace is not None:
             spec = file.spec.model_copy(update={"namespace": namespace})
             file = dataclasses.replace(file, spec=spec)
         cluster = Cluster.connect(context, say)
-        namespace, path = file.spec.namespace or cluster.namespace, _optional_path(defaults_file)
-        default_values = submission.read_defaults(cluster, namespace, path, say)
+        namespace = file.spec.namespace or cluster.namespace
+        default_values = submission.read_defaults(cluster, namespace, defaults_file, say)
         prepared = submission.prepare_job(file, cluster, namespace, default_values, say)
         manifests = prepared.manifests_with_secret()
         if self._path is not None:
-            record_words(manifests[0], self._path, self._overrides, path)
+            record_words(manifests[0], self._path, self._overrides, defaults_file)
         notes = checks.check_submission(
             cluster, manifests, replace=replace, watch=False, force=force
         )
         for note in notes:
             LOGGER.warning(note)
-        Submission(cluster, manifests, say).submit(replace=replace)
-        return JobHandle(cluster, namespace, self.name)
+        return JobHandle(cluster, namespace, self.name), Submission(cluster, manifests, say)
 
     def _run_words(
         self, mounts: Mapping[str, Path], folder: StrPath | None, *, simulate: bool

@@ -117,6 +117,11 @@ class Submission:
                 raise
         return SubmitResult(jobset, outcome)
 
+    def find_jobset(self) -> Obj | None:
+        """Return the JobSet, or None if it does not exist or has another spec."""
+        existing = self._get_jobset()
+        return existing if existing is not None and self._has_same_spec(existing) else None
+
     def _would_create(self, kind: Kind, manifest: Obj, replace: bool) -> bool:
         """Send an object as a dry run. Return False if an object of that name exists.
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import types
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.launcher.client import call, cluster_call, function, values
 from jaxlaunch.launcher.client.function import JobFunction
+from jaxlaunch.launcher.errors import ClusterError, UnreachableError, UserError
+from jaxlaunch.launcher.jobs.status import collect
+from jaxlaunch.launcher.jobs.status.job_status import State
+from jaxlaunch.launcher.kubernetes import watch
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
@@ -302,11 +308,11 @@ def test_cell_of_a_notebook_travels_with_its_call(
     request: dict[str, Any] = {"module": "__main__", "file": cell, "path": [], "args": [1]}
     sent = list[jaxlaunch.Job]()
 
-    def refuse(job: jaxlaunch.Job, **options: object) -> None:
+    def refuse(job: jaxlaunch.Job, *arguments: object, **options: object) -> None:
         sent.append(job)
         raise jaxlaunch.UserError("the cluster has no room.")
 
-    monkeypatch.setattr(jaxlaunch.Job, "submit", refuse)
+    monkeypatch.setattr(jaxlaunch.Job, "_prepare_submission", refuse)
     keys = {"name": "add", "accelerator": "cpu", "image": "example.org/jax"}
     with pytest.raises(jaxlaunch.UserError, match="no room"):
         cluster_call.run_on_cluster(request, keys, tmp_path, None)
@@ -315,6 +321,80 @@ def test_cell_of_a_notebook_travels_with_its_call(
     (tmp_path / "sent.zip").write_bytes(files["jaxlaunch-call/call.zip"])
     assert values.read_value(tmp_path / "sent.zip")["file"] == "/code/jaxlaunch-call/cell.py"
     assert list(sent[0].render()[-1]["binaryData"]) == ["agent.pyz", "code.tar.gz"]
+
+
+@pytest.mark.parametrize("is_submitted", [False, True])
+def test_failed_call_deletes_its_job_and_raises_the_first_error(
+    cluster: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_submitted: bool,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_call, "_await_result", interrupt)
+    if is_submitted:
+        cluster.on("DELETE", "jobsets", apiserver.refuse_with(403))
+    else:
+        cluster.on("POST", "configmaps", apiserver.refuse_with(403))
+    request: dict[str, Any] = {"module": "pytest", "file": None, "path": [], "args": [1]}
+    keys = {"name": "neg", "accelerator": "cpu", "image": "i"}
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    with pytest.raises(KeyboardInterrupt if is_submitted else ClusterError):
+        cluster_call.run_on_cluster(request, keys, folder, None)
+    assert cluster.count("POST", "jobsets") and cluster.count("DELETE", "jobsets") == 1
+    assert len(cluster.stored("jobsets")) == is_submitted
+    assert caplog.text.count("`launcher delete -n team-a neg` deletes it.") == is_submitted
+
+
+def test_outages_and_the_end_of_its_pod_do_not_fail_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads, no_answer = list[str](), UnreachableError("no answer")
+
+    def replay(*results: object) -> Callable[..., Any]:
+        remaining = iter(results)
+
+        def call_next(*_: object, **__: object) -> object:
+            result = next(remaining)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        return call_next
+
+    def make_view(state: State) -> SimpleNamespace:
+        report = SimpleNamespace(heartbeat=SimpleNamespace(phases={"done": [0]}))
+        status, snapshot = SimpleNamespace(state=state), SimpleNamespace(report=report)
+        return SimpleNamespace(status=status, snapshot=snapshot)
+
+    class LostCopy:
+        def __init__(self, pod: object, *, is_download: bool, say: object) -> None:
+            self.is_download = is_download
+
+        def run(self, source: str, target: str) -> None:
+            if self.is_download:
+                Path(target).touch(exist_ok=False)
+                return
+            uploads.append(source)
+            raise ClusterError("The copy ended in pod x-w-0-0: exit code 137.")
+
+    states = [no_answer, State.RUNNING, no_answer, State.RUNNING, State.RUNNING, State.DONE]
+    monkeypatch.setattr(collect, "read_snapshot", replay(*states))
+    monkeypatch.setattr(cluster_call, "ClusterView", make_view)
+    ended = UserError("Host 0 of x does not run.")
+    monkeypatch.setattr(cluster_call, "_find_pod", replay(ended, object(), object()))
+    monkeypatch.setattr(cluster_call, "Copy", LostCopy)
+    monkeypatch.setattr(cluster_call, "_POLL_S", 0.0)
+    monkeypatch.setattr(watch, "_PAUSE_S", 0.0)
+    server: Any = SimpleNamespace(silent_s=0.0)
+    handle: Any = SimpleNamespace(namespace="team-a", name="x", wait=replay(no_answer, None))
+    cluster_call._await_result(server, handle, tmp_path)
+    assert (tmp_path / function.VALUE).exists()
+    assert uploads == [str(tmp_path / function.TAKEN)] * 2
 
 
 def test_value_stays_until_it_was_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
