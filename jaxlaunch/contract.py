@@ -140,6 +140,9 @@ REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"
 
 # Suffix of the file next to PROGRESS that the process which joins for the rank keeps locked.
 JOIN_LOCK = ".joined"
+# Suffix of the file next to PROGRESS with the variables that a standby process received when it
+# became a rank, as JSON. /proc shows only the variables with which it started.
+ACTIVATION = ".activation"
 # Files of the gang's TLS, next to GANG_SECRET.
 CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 # Prefix of the name in a gang's certificate, which JAX's coordinator checks.

@@ -96,6 +96,7 @@ class Child:
         self._output = LinePipe(loop, contract.MAX_LINE, self._take_output)
         pipe_path = environ[contract.PROGRESS]
         self._lock_path = pipe_path + contract.JOIN_LOCK
+        self.activation_path = pipe_path + contract.ACTIVATION
         self._reports = LinePipe(loop, contract.MAX_LINE, self._take_report, pipe_path)
         report_fd = self._reports.write_end
         environ = {**environ, contract.PROGRESS_FD: str(report_fd)}
@@ -177,7 +178,13 @@ class Child:
         for pipe in (self._reports, self._output):
             pipe.drain()
             pipe.close()
-        for path in (self.metrics_path, self.stacks_path, self.profile_path, self._lock_path):
+        for path in (
+            self.metrics_path,
+            self.stacks_path,
+            self.profile_path,
+            self._lock_path,
+            self.activation_path,
+        ):
             # The file may never have existed, or the process has replaced it by a folder.
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -346,9 +353,13 @@ class Standby:
         self.child.progress = RankProgress(time.monotonic(), phase="init")
         self.child.progress.has_hello = has_hello
         self.child.environ = {**self.child.environ, **environ}
+        variables = json.dumps(dict(environ)).encode() + b"\n"
+        # Only `launcher exec` reads the file.
+        with contextlib.suppress(OSError), open(self.child.activation_path, "wb") as file:
+            file.write(variables)
         # If the process has just died, this is handled as the crash of a rank.
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._control, json.dumps(dict(environ)).encode() + b"\n")
+            os.write(self._control, variables)
         self.close()
         return self.child
 

@@ -6,6 +6,7 @@ standard library and Python >= 3.10.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -27,6 +28,9 @@ _DROPPED = (
     "JAX_COORDINATOR_ADDRESS",
     "JAX_COORDINATOR_BIND_ADDRESS",
 )
+# Suffix of the file next to the progress pipe with the variables that a standby process received
+# when it became a rank, as in contract.py.
+_ACTIVATION = ".activation"
 _RANK, _USER_PATH, _PYTHONPATH = "JAX_PROCESS_ID", "JAXLAUNCH_BEHIND", "PYTHONPATH"
 # The variable by which `interrupt` recognizes the processes of a command.
 _ENTRY = "JAXLAUNCH_ENTRY"
@@ -55,12 +59,26 @@ def find_rank(rank: int, marker: Mapping[str, str]) -> tuple[str, dict[str, str]
     """
     wanted = {_RANK: str(rank), **marker}.items()
     for pid, environ in _list_environments():
-        if _PROGRESS in environ and wanted <= environ.items():
+        if _PROGRESS not in environ:
+            continue
+        environ |= _read_activation(environ[_PROGRESS])
+        if wanted <= environ.items():
             try:
                 return os.readlink(f"/proc/{pid}/cwd"), environ
             except OSError:
                 continue
     return None
+
+
+def _read_activation(progress: str) -> dict[str, str]:
+    """Return the variables that a standby process received later; none for another process."""
+    try:
+        with open(progress + _ACTIVATION, encoding="utf-8") as file:
+            variables: dict[str, str] = json.load(file)
+    except (OSError, ValueError):
+        # There is no such file, or it is being written.
+        return {}
+    return variables
 
 
 def enter_environ(environ: Mapping[str, str], entry: str) -> dict[str, str]:

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.agent.host.processes import Standby
 from jaxlaunch.launcher.jobs.exec import enter_rank, rank_pod
 
 SLEEP = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
@@ -36,6 +39,25 @@ def test_rank_of_a_run_is_found(tmp_path: Path) -> None:
             assert enter_rank.find_rank(3, {contract.UID: "other"}) is None
             process.kill()
         command.kill()
+
+
+def test_standby_process_is_found_once_it_is_a_rank(tmp_path: Path) -> None:
+    uid, pipe = secrets.token_hex(8), str(tmp_path / "pipe")
+    environ = {contract.UID: uid, contract.PROGRESS: pipe}
+    child: Any = SimpleNamespace(
+        progress=SimpleNamespace(has_hello=True),
+        environ=environ,
+        activation_path=pipe + contract.ACTIVATION,
+    )
+    control_read, control_write = os.pipe()
+    with start(environ, tmp_path) as process, open(control_read):
+        assert enter_rank.find_rank(3, {contract.UID: uid}) is None
+        variables = {contract.PROCESS_ID: "3", contract.ATTEMPT: "2"}
+        Standby(child, control_write).activate(3, variables)
+        place = enter_rank.find_rank(3, {contract.UID: uid})
+        process.kill()
+    assert place is not None and place[0] == str(tmp_path)
+    assert place[1].items() >= {**environ, **variables}.items()
 
 
 def test_command_neither_reports_nor_joins() -> None:
