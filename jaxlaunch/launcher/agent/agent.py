@@ -41,7 +41,7 @@ from jaxlaunch.launcher.agent.leader.publishers import PodLog
 from jaxlaunch.launcher.agent.leader.reporter import LeaderReport, record_end_without_leader
 from jaxlaunch.launcher.agent.leader.server import Server
 from jaxlaunch.launcher.agent.metrics_server import MetricsServer
-from jaxlaunch.records import log_lines
+from jaxlaunch.records import codec, log_lines
 from jaxlaunch.records.log_lines import TerminationMessage
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
 from jaxlaunch.runs import history, host_load
@@ -127,7 +127,17 @@ def _report_refusal(exit_code: int, message: str) -> int:
     if os.environ.get(contract.NODE):
         facts = Failure(FailureKind.REFUSED, detail=message)
         write_termination_message(verdict_for_code(exit_code, facts), None, 0, 0)
-    return exit_code
+    return contract.DONE if _may_fail(os.environ) else exit_code
+
+
+def _may_fail(environ: Mapping[str, str]) -> bool:
+    """Return whether the job may fail, False if JAXLAUNCH_JOB is malformed."""
+    try:
+        # Other fields of the job may be the reason of a refusal.
+        fields = codec.parse_record(environ.get(contract.JOB, ""))
+    except ValueError:
+        return False
+    return isinstance(fields, dict) and fields.get("may_fail") is True
 
 
 class Agent:

@@ -387,11 +387,11 @@ class Reporter:
 
     def report_progress(self, now: float) -> None:
         """Write to the pod's log and notify the webhook, if there is news or a line is due."""
-        if self._gang.stage is Stage.HOLD:
-            # The last line has said all, and waiting is not a stall.
-            return
+        # Readers of the log look for a recent line, in a hold too.
         self._pod_log.write_beat(self.state.build_view, now)
-        self._notifier.check_progress(self.state.build_view, now)
+        # A hold is not a stall.
+        if self._gang.stage is not Stage.HOLD:
+            self._notifier.check_progress(self.state.build_view, now)
 
     def overdue_since(self, now: float) -> float | None:
         """Return the monotonic time at which the overdue step began, or None if none is overdue."""

@@ -11,6 +11,7 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.agent import run_agent
 from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.records import log_lines
 
 ENVIRON = {
     contract.LEADER: "t-w-0-0.t:9401",
@@ -107,6 +108,27 @@ def test_agent_with_a_malformed_variable_ends_as_a_wrong_job(
         "agent: JAXLAUNCH_OUTPUT_PATIENCE = 'abc' is not a number of seconds from 0; "
         "`launcher run` sets it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        ('{"may_fail": true, "name": 3}', contract.DONE),
+        ('{"may_fail": "yes"}', contract.BAD_SPEC),
+        ('["may_fail"]', contract.BAD_SPEC),
+        ("{", contract.BAD_SPEC),
+    ],
+)
+def test_refusal_of_a_role_that_may_fail_completes_its_pod(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str, code: int
+) -> None:
+    (message := tmp_path / "termination-log").touch()
+    monkeypatch.setattr(log_lines, "TERMINATION_LOG", str(message))
+    for name, value in (ENVIRON | {contract.JOB: job, contract.NODE: "node-1"}).items():
+        monkeypatch.setenv(name, value)
+    assert run_agent() == code
+    report = log_lines.parse_termination_message(message.read_text())
+    assert report is not None and report.verdict.code == contract.BAD_SPEC
 
 
 @pytest.mark.parametrize(

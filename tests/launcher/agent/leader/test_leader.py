@@ -20,7 +20,8 @@ from jaxlaunch.launcher.agent.gang.protocol import HostHandshake
 from jaxlaunch.launcher.agent.leader import reporter, server
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
 from jaxlaunch.launcher.agent.leader.gang import CLOSE_TIMEOUT_S, Stage
-from jaxlaunch.records.log_lines import ProgressAnnotation
+from jaxlaunch.launcher.agent.leader.publishers import PodLog
+from jaxlaunch.records.log_lines import BeatLine, ProgressAnnotation, parse_line
 from jaxlaunch.records.summary import AttemptRecord, RankMemory, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import AGENTS
@@ -372,6 +373,21 @@ def test_hold_ends_by_its_time_a_stop_or_the_deadline(
     for host in range(2):
         harness.close(host)
     assert [verdict.code for verdict in harness.verdicts] == [contract.CRASH]
+
+
+def test_hold_is_in_recent_lines_of_the_log_and_no_stall(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, lines, checks = held_gang(gang, 0), list[str](), list[float]()
+    reports = harness.leader._reporter
+    notifier = SimpleNamespace(check_progress=lambda view, now: checks.append(now))
+    monkeypatch.setattr(reports, "_notifier", notifier)
+    monkeypatch.setattr(reports, "_pod_log", PodLog(0, lines.append))
+    for second in range(61):
+        reports.report_progress(float(second))
+    stages = [beat.stage for beat in map(parse_line, lines) if isinstance(beat, BeatLine)]
+    assert len(stages) >= 4 and set(stages) == {"hold"}
+    assert not checks
 
 
 def test_host_that_joins_during_a_hold_stays(gang: Callable[..., Gang]) -> None:
