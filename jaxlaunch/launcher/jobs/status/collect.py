@@ -60,7 +60,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     trim_pod,
 )
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Line, PastLine, TailLine
+from jaxlaunch.records.log_lines import BeatLine, Line, PastLine, TailLine, VerdictLine
 
 MAX_PAGES_OF_EVENTS = 10
 # `launcher list` reads the logs of this many leaders, for their current steps.
@@ -545,7 +545,7 @@ def explain_unread(error: ClusterError, node: str | None) -> str:
 def read_recent_records(
     cluster: Cluster, namespace: str, leader: Host, timeout_s: float = LOG_TIMEOUT_S
 ) -> list[Line]:
-    """Return the leader's newest heartbeats or its verdict. Raises ClusterError."""
+    """Return the leader's newest heartbeats or its verdict, both in a hold. Raises ClusterError."""
     if leader.terminated:
         return _read_part(cluster, namespace, leader, timeout_s, tail=_ENDED_TAIL_LINES)[0]
     for power in itertools.count():
@@ -554,8 +554,12 @@ def read_recent_records(
             cluster, namespace, leader, timeout_s, since_s=_RECENT_LOG_S, tail=max_lines
         )
         if records or lines < max_lines:
-            return records
-    raise AssertionError("a log ends")
+            break
+    is_held = any(isinstance(record, BeatLine) and record.stage == "hold" for record in records)
+    if is_held and not any(isinstance(record, VerdictLine) for record in records):
+        # The verdict was written once, before the hold.
+        return _read_part(cluster, namespace, leader, timeout_s, tail=_FIRST_TAIL_LINES)[0]
+    return records
 
 
 def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:

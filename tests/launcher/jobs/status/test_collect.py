@@ -105,6 +105,24 @@ def test_flooded_log_is_read_until_record(server: Server, cluster: Cluster) -> N
     assert [query.get("tailLines") for query in queries] == ["4000", "32000", None]
 
 
+def test_verdict_of_a_held_job_is_read_from_before_the_recent_log(
+    server: Server, cluster: Cluster
+) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, host := pod(0))
+    hold = objects.beat(stage="hold")
+    write_log(server, host, objects.judged(83, "rank 0 raised: X", at=-100), hold)
+
+    def send_recent(handler: Handler) -> bool:
+        handler.send(200, f"{log_lines.format_line(hold)}\n".encode(), "text/plain")
+        return True
+
+    server.on("GET", "/log", send_recent)
+    status = derive_status(collect.read_snapshot(cluster, "team", "lm"))
+    assert status.state is State.HELD
+    assert status.verdict is not None and status.verdict["code"] == 83
+
+
 def test_queues_are_read_only_for_held_jobs(server: Server, cluster: Cluster) -> None:
     job_manifest = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
     held_job = workload(objects.condition("QuotaReserved", "False", "Pending", "later"))
