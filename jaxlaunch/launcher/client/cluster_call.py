@@ -23,7 +23,7 @@ from jaxlaunch.launcher.client import function, values
 from jaxlaunch.launcher.client.handle import LOGGER, Handle
 from jaxlaunch.launcher.client.job import Job
 from jaxlaunch.launcher.client.job_view import ClusterView
-from jaxlaunch.launcher.errors import ClusterError, JobFailedError, UserError
+from jaxlaunch.launcher.errors import JobFailedError, UserError
 from jaxlaunch.launcher.jobs.exec import rank_pod
 from jaxlaunch.launcher.jobs.exec.copy import Copy, PodSide
 from jaxlaunch.launcher.jobs.exec.rank_pod import RankPod
@@ -40,9 +40,6 @@ _CALL_FOLDER, _RESULTS = "jaxlaunch-call", f"{SCRATCH}/jaxlaunch-call"
 # How long a failed rank's pod stays if nothing releases it.
 _HOLD = "5m"
 _POLL_S = 1.0
-# How long the command that ends the hold may take.
-_END_S = 30.0
-_END_AGENT = f"import os, signal; os.kill(1, {signal.SIGTERM.value})"
 
 
 def run_on_cluster(
@@ -154,7 +151,7 @@ def _take_result(cluster: Cluster, handle: Handle, folder: Path) -> bool:
             # A process that was killed has written no exception.
             with contextlib.suppress(UserError):
                 _copy(pod, function.ERROR.format(rank=pod.rank), folder)
-            _end_hold(pod)
+            pod.end_hold()
         return True
     if heartbeat is None or 0 not in heartbeat.phases.get("done", ()):
         return False
@@ -177,16 +174,6 @@ def _take_result(cluster: Cluster, handle: Handle, folder: Path) -> bool:
 
 def _find_pod(cluster: Cluster, handle: Handle, rank: int) -> RankPod:
     return rank_pod.find_pod(cluster, handle.namespace, handle.name, rank, None)
-
-
-def _end_hold(pod: RankPod) -> None:
-    """Let the agents end. Their pod may be gone before the answer arrives."""
-    with (
-        contextlib.suppress(ClusterError),
-        pod.start([pod.python, "-c", _END_AGENT], rank_pod.new_entry()) as stream,
-    ):
-        while stream.exit_code is None and stream.wait(timeout_s=_END_S)[0]:
-            stream.receive()
 
 
 def _copy(pod: RankPod, name: str, folder: Path) -> None:

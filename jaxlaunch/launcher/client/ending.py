@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs import dependents, lifecycle
-from jaxlaunch.launcher.jobs.status import collect, roles
+from jaxlaunch.launcher.jobs.exec import rank_pod
+from jaxlaunch.launcher.jobs.status import collect, hosts, roles
+from jaxlaunch.launcher.jobs.status.job_status import State, derive_state, fails_job
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
@@ -55,7 +57,7 @@ def stop_job(
     should_wait: bool,
     say: Callable[[str], None],
 ) -> JobEnd:
-    """Stop a job, and wait until its pods have saved and ended.
+    """Stop a job, or end its hold, and wait until its pods have saved and ended.
 
     Args:
         cluster: The cluster.
@@ -74,12 +76,16 @@ def stop_job(
     snapshot = collect.read_snapshot(cluster, namespace, name)
     if not isinstance(snapshot, Snapshot):
         raise lifecycle.deleted_error(cluster, jobset["metadata"])
-    snapshot = roles.decisive_part(snapshot)
+    held_part = _find_held_part(snapshot)
+    snapshot = roles.lead_part(snapshot)
     stopping_pods = lifecycle.StoppingPods(cluster, jobset)
     final_records = lifecycle.FinalRecords(cluster, snapshot)
-    lifecycle.stop_job(cluster, jobset)
+    when = "ended"
+    if held_part is None or not _end_hold(cluster, held_part):
+        when = "stopped"
+        lifecycle.stop_job(cluster, jobset)
     if not should_wait:
-        lifecycle.write_progress(cluster, snapshot, "stopped", say)
+        lifecycle.write_progress(cluster, snapshot, when, say)
         return JobEnd(None, is_over=False, limit_s=0.0)
     if limit_s is None:
         limit_s = lifecycle.grace_period_s(jobset) + _STOP_MARGIN_S
@@ -90,10 +96,30 @@ def stop_job(
         pods=wait_result.pods or snapshot.pods,
         records=final_records.read_records(),
     )
-    lifecycle.write_progress(cluster, snapshot, "stopped", say)
+    lifecycle.write_progress(cluster, snapshot, when, say)
     attempt_end = snapshot.report.attempt_end
+    if held_part is not None:
+        attempt_end = held_part.report.last_end
     verdict = None if attempt_end is None else attempt_end.verdict
     return JobEnd(verdict, wait_result.is_over, limit_s)
+
+
+def _find_held_part(snapshot: Snapshot) -> Snapshot | None:
+    """Return the part of a job, itself without roles, that is held and will fail it, or None."""
+    for part in roles.held_parts(snapshot):
+        last_end, may_fail = part.report.last_end, hosts.read_agent_job(part.jobset).may_fail
+        if derive_state(part) is State.HELD and last_end is not None and not may_fail:
+            return part if fails_job(part, last_end.verdict) else None
+    return None
+
+
+def _end_hold(cluster: Cluster, held_part: Snapshot) -> bool:
+    """Let a held job end as failed, and return whether its agents were told to."""
+    try:
+        return rank_pod.select_pod(cluster, held_part, None, None).end_hold()
+    except UserError:
+        # The user may have no right to run commands in pods.
+        return False
 
 
 def stop_limit_s(run: Run) -> float:

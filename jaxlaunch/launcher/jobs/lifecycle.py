@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.errors import ApiError, ClusterError, WaitTimeoutError
-from jaxlaunch.launcher.jobs.status import agent_report, collect, job_status
+from jaxlaunch.launcher.jobs.status import agent_report, collect, job_status, roles
 from jaxlaunch.launcher.jobs.status.hosts import is_of_jobset
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
@@ -216,7 +216,11 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
 
 
 def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) -> None:
-    """Write the progress to the JobSet if it has changed. A failure is only reported to `say`."""
+    """Write the progress, that of the lead in a job with roles, to the JobSet if it has changed.
+
+    A failure is only reported to `say`.
+    """
+    snapshot = roles.lead_part(snapshot)
     record, earlier_record = progress_record(snapshot, when), snapshot.recorded_progress
     if record is None:
         return

@@ -21,6 +21,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from jaxlaunch.launcher.cli import submit
+from jaxlaunch.launcher.errors import ApiError
+from jaxlaunch.launcher.jobs.exec.rank_pod import RankPod
 from jaxlaunch.launcher.kubernetes.kinds import (
     CONFIGMAPS,
     JOBSETS,
@@ -35,7 +37,8 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     WORKLOADS,
 )
 from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, SPEC_HASH, SUBMITTED_WORDS
-from tests.launcher import apiserver
+from jaxlaunch.records import log_lines
+from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import (
     Handler,
     Server,
@@ -1059,6 +1062,44 @@ def test_stop_waits_and_reports_saved_step(server: Server, run: Run) -> None:
     printed = run("status", "x")
     assert printed.out.splitlines()[0] == "preempted (80): stopped, and saved at step 12"
     assert re.search(r"as of +\d\d:\d\d:\d\d UTC \(\d+s ago\), when it was stopped", printed.out)
+
+
+@pytest.mark.parametrize("may_execute", [True, False])
+def test_stop_of_a_held_job_leaves_it_failed(
+    server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, may_execute: bool
+) -> None:
+    options = "name=lm", "hold_on_failure=1h", "restarts={crash: 0, in_place: 0}"
+    submit_job(run, *options)
+    jobset_path, pod = JOBSETS.path("team-a", "lm"), objects.pod()
+    path = PODS.path("team-a", pod["metadata"]["name"])
+    records = objects.judged(83, "rank 0 raised"), objects.beat(stage="hold")
+    text = "".join(f"{log_lines.format_line(record)}\n" for record in records)
+    server.put(path, pod)
+    server.put(f"{path}/log", {"text": text})
+    ended_pod = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
+
+    def fail_job(_: object) -> bool:
+        server.put(path, ended_pod)
+        change_object(server, jobset_path, status={"terminalState": "Failed"})
+        return True
+
+    def delete_pod(_: object) -> bool:
+        """The Job controller and the kubelet, once the job is suspended."""
+        server.put(path, ended_pod)
+        server.drop(path)
+        return False
+
+    def refuse_command(_: object) -> bool:
+        server.on("PATCH", "jobsets", delete_pod)
+        raise ApiError("pods/exec is forbidden", None, 403)
+
+    monkeypatch.setattr(RankPod, "end_hold", fail_job if may_execute else refuse_command)
+    assert json.loads(run("status", "lm", "-o", "json").out)["state"] == "Held"
+    assert run("stop", "lm").err == "launcher: rank 0 raised\n"
+    assert server.objects[jobset_path]["spec"].get("suspend", False) is not may_execute
+    status = json.loads(run("status", "lm", "-o", "json").out)
+    assert (status["state"], status["code"]) == ("Failed", 83)
+    assert run("explain", "lm").out.startswith("lm failed: crash (exit 83): rank 0 raised")
 
 
 def test_unwritable_progress_is_reported_once(server: Server, run: Run) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.errors import ClusterError, WaitTimeoutError
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.jobs.lifecycle import wait_for_end
 from jaxlaunch.launcher.jobs.logs.follow import DRAIN_TIMEOUT_S
 from jaxlaunch.launcher.jobs.status.job_status import State
@@ -22,6 +24,7 @@ from jaxlaunch.launcher.kubernetes import transport
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
 from jaxlaunch.launcher.kubernetes.labels import JOB_UID
+from jaxlaunch.launcher.manifests.jobset import prepare
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import ProgressAnnotation
 from tests.launcher import apiserver, objects
@@ -32,6 +35,15 @@ from tests.launcher.relay import Relay
 JOB = (
     "name: lm\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\nresources: {cpu: 1, memory: 1Gi}\n"
 )
+ROLES = """
+name: lm
+namespace: team
+image: i
+accelerator: {type: cpu}
+jobs:
+  trainer: {ends: true, command: [a], needs: {sampler: started}}
+  sampler: {command: [a]}
+"""
 AT = JOBSETS.path("team", "lm")
 FIRST, LAST = (
     f"2026-11-21T12:00:0{second}.000000000Z [0] {text}\n"
@@ -279,6 +291,25 @@ def test_end_of_wait_records_progress(
         wait_for_end(Cluster.connect(), job, 0.5)
     recorded = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
     assert (recorded["when"], recorded["step"]) == ("running", 40)
+
+
+def test_progress_of_a_job_with_roles_is_that_of_its_lead(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
+    file = load.read_job_text(ROLES, may_have_roles=True)
+    manifest = prepare(file, ClusterDefaults()).manifests[0]
+    message = "jobset failed due to one or more job failures (first failed job: lm-sampler-0)"
+    manifest["status"] = objects.ended("Failed", message=message)
+    # The end of a suspended JobSet is not waited for.
+    manifest["spec"]["suspend"] = True
+    job = server.put(AT, manifest)
+    for role, code in (("sampler", 64), ("trainer", 80)):
+        pod = objects.over(0, code, message=objects.farewell(code, "it ended"), part=role)
+        server.put(PODS.path("team", pod["metadata"]["name"]), pod)
+    assert wait_for_end(Cluster.connect(), job, 60.0).code == 64
+    recorded = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
+    assert (recorded["when"], recorded["verdict"]["code"]) == ("ended", 80)
 
 
 def test_wait_for_suspended_job_needs_no_change(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import inspect
 import os
 import secrets
+import signal
 import sys
 import zlib
 from collections.abc import Sequence
@@ -16,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.exec import enter_rank
 from jaxlaunch.launcher.jobs.status import collect, hosts, roles
-from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob
+from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes import streams
 from jaxlaunch.launcher.kubernetes.client import Cluster
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.streams import CommandStream
+
+# How long the command that ends the hold may take.
+_END_S = 30.0
+_END_AGENT = f"import os, signal; os.kill(1, {signal.SIGTERM.value})"
 
 
 def program_arguments(module: ModuleType) -> list[str]:
@@ -71,6 +77,18 @@ class RankPod:
                 stream.wait()
                 stream.receive()
 
+    def end_hold(self) -> bool:
+        """Let the agents of a held job end, and return whether they were told to.
+
+        Raises ClusterError if the command cannot be started.
+        """
+        with self.start([self.python, "-c", _END_AGENT], new_entry()) as stream:
+            # The pod may be gone before the answer arrives.
+            with contextlib.suppress(ClusterError):
+                while stream.exit_code is None and stream.wait(timeout_s=_END_S)[0]:
+                    stream.receive()
+            return stream.exit_code in (None, 0)
+
     def open_port(self, port: int) -> Any:
         """Open a connection to a port of the pod. Raises ClusterError."""
         return streams.open_port(self.cluster, self.namespace, self.pod, port)
@@ -90,7 +108,7 @@ def new_entry() -> str:
 def find_pod(
     cluster: Cluster, namespace: str, name: str, rank: int | None, host: int | None
 ) -> RankPod:
-    """Return the pod of a rank, or of the first rank of a host; by default of rank 0.
+    """Return the pod of a rank, as `select_pod` does, of the role that is held or decides.
 
     Raises UserError if there is no such job, rank or host, or if its container does not run.
     """
@@ -100,8 +118,16 @@ def find_pod(
         raise UserError(message, "see `launcher list`.")
     if "pods" in snapshot.unread_reasons:
         raise ClusterError(f"The pods of {name} are not known: {'; '.join(snapshot.unread)}")
-    snapshot = roles.decisive_part(snapshot)
-    members = snapshot.members
+    held_part = next(iter(roles.held_parts(snapshot)), None)
+    return select_pod(cluster, held_part or roles.decisive_part(snapshot), rank, host)
+
+
+def select_pod(cluster: Cluster, snapshot: Snapshot, rank: int | None, host: int | None) -> RankPod:
+    """Return the pod of a rank, or of the first rank of a host; by default of rank 0.
+
+    Raises UserError if there is no such rank or host, or if its container does not run.
+    """
+    name, namespace, members = snapshot.name, snapshot.namespace, snapshot.members
     if host is None:
         rank = rank or 0
         if rank >= members.process_count:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jaxlaunch import contract
+from jaxlaunch.contract import Action, Limit
 from jaxlaunch.launcher.jobs.status import hosts, roles
 from jaxlaunch.launcher.jobs.status.snapshot import (
     Snapshot,
@@ -32,6 +33,7 @@ from jaxlaunch.records import codec
 from jaxlaunch.records.log_lines import ANNOTATION_MOMENTS, BeatLine
 from jaxlaunch.records.run_numbers import RunNumbers
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history
 
 # Part of the message of a Job that its pod failure policy has failed.
@@ -327,7 +329,23 @@ def _suspended_state(snapshot: Snapshot) -> State:
         has_live_pods = any(count.get("active") or count.get("terminating") for count in counts)
     else:
         return State.SUSPENDED
-    return State.STOPPING if has_live_pods else State.STOPPED
+    if has_live_pods:
+        return State.STOPPING
+    attempt_end = snapshot.report.attempt_end
+    may_be_held = hosts.read_agent_job(snapshot.jobset).hold_s
+    # The stop of a held job must not hide that it has failed.
+    if may_be_held and attempt_end is not None and fails_job(snapshot, attempt_end.verdict):
+        return State.FAILED
+    return State.STOPPED
+
+
+def fails_job(snapshot: Snapshot, verdict: Verdict) -> bool:
+    """Return whether the JobSet fails, and does not restart its pods, when they end so."""
+    outcome = contract.outcome_for_code(verdict.code)
+    if outcome.charged_to is not Limit.CRASH:
+        return outcome.action is Action.FAIL
+    restarts = _count_restarts(snapshot, None, None)
+    return restarts.charged >= restarts.limit
 
 
 def _is_restarting(snapshot: Snapshot) -> bool:

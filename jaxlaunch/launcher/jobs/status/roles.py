@@ -65,6 +65,17 @@ def decisive_part(snapshot: Snapshot) -> Snapshot:
     return snapshot if role is None else _select_role(snapshot, role)
 
 
+def lead_part(snapshot: Snapshot) -> Snapshot:
+    """Return the lead as a job of its own, or a job without roles itself."""
+    return split_roles(snapshot).get(lead_name(snapshot.jobset) or "", snapshot)
+
+
+def held_parts(snapshot: Snapshot) -> list[Snapshot]:
+    """Return each role whose pods stay for a look as a job of its own, or a job without roles."""
+    parts = (split_roles(snapshot) or {"": snapshot}).values()
+    return [part for part in parts if part.report.stage == "hold"]
+
+
 def _select_role(snapshot: Snapshot, role: str) -> Snapshot:
     jobset: dict[str, Any] = {**hosts.select_role(snapshot.jobset, role)}
     if role != lead_name(snapshot.jobset):
