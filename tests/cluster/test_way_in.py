@@ -367,8 +367,9 @@ def test_failed_job_is_held_for_a_look(
     assert terminal.wait_for_end() == 5
     stopped = run(workspace, "stop", "held")
     assert "no such batch" in stopped.stdout + stopped.stderr
+    assert held_gangs[0].wait_for_end() == "Failed"
     status = json.loads(run(workspace, "status", "held", "-o", "json").stdout)
-    assert status["state"] == "Stopped"
+    assert (status["state"], status["code"]) == ("Failed", 83)
 
 
 def test_released_job_fails_with_its_code(workspace: Workspace, held_gangs: list[Gang]) -> None:

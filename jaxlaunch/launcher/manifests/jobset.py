@@ -59,12 +59,14 @@ class ReplicatedJob:
         name: Name of the replicated job, which is that of the role.
         role: The role, or None if the job has none.
         variables: Environment variables by which the roles know each other.
+        crash_limit: The restarts of the JobSet, or None for `restarts.crash` of the only gang.
     """
 
     jobset: str
     name: str = REPLICATED_JOB
     role: Role | None = None
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    crash_limit: int | None = None
 
     def host_names(self, spec: JobSpec) -> list[str]:
         """Return the DNS names of the pods, in the order of the hosts."""
@@ -214,15 +216,24 @@ def resolve_parts(file: JobFile, defaults: ClusterDefaults) -> list[tuple[JobFil
         for part, place in parts
     ]
     if file.roles:
-        variables = _role_variables(jobs)
-        jobs = [_add_variables(job, variables) for job in jobs]
+        variables, crash_limit = _role_variables(jobs), _crash_limit(jobs)
+        jobs = [_connect_role(job, variables, crash_limit) for job in jobs]
     return list(zip((part for part, _ in parts), jobs, strict=True))
 
 
-def _add_variables(job: ResolvedJob, variables: dict[str, str]) -> ResolvedJob:
-    own_role = {contract.ROLE: job.replicated_job.name}
-    replicated_job = dataclasses.replace(job.replicated_job, variables=own_role | variables)
-    return dataclasses.replace(job, replicated_job=replicated_job)
+def _connect_role(job: ResolvedJob, variables: dict[str, str], crash_limit: int) -> ResolvedJob:
+    variables = {contract.ROLE: job.replicated_job.name} | variables
+    fields = {"variables": variables, "crash_limit": crash_limit}
+    return dataclasses.replace(
+        job, replicated_job=dataclasses.replace(job.replicated_job, **fields)
+    )
+
+
+def _crash_limit(jobs: Iterable[ResolvedJob]) -> int:
+    """Return maxRestarts of the JobSet: the largest of its roles, which restart together."""
+    places = ((job.replicated_job.role, job.spec) for job in jobs)
+    # A role that may fail never fails its Job.
+    return max(spec.restarts.crash for role, spec in places if role is None or not role.may_fail)
 
 
 def _role_variables(jobs: Iterable[ResolvedJob]) -> dict[str, str]:
@@ -336,18 +347,12 @@ def _render_jobset(
         replicated_jobs.append(part)
     first, places = jobs[0], [job.replicated_job for job in jobs]
     ending_names = [place.name for place in places if place.role is None or place.role.ends]
-    # A role that may fail never fails its Job.
-    limits = [
-        job.spec.restarts.crash
-        for job in jobs
-        if job.replicated_job.role is None or not job.replicated_job.role.may_fail
-    ]
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ending_names},
         "failurePolicy": failure_policy(
             [place.name for place in places],
-            max(limits),
+            _crash_limit(jobs),
             has_deadline=first.spec.deadline is not None,
         ),
         "replicatedJobs": replicated_jobs,
@@ -457,6 +462,8 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
             replaces=job.replaces_hosts,
             is_role=True,
             may_fail=place.role.may_fail,
+            # The agents must know whether the JobSet will restart their pods.
+            crash_limit=agent_job.crash_limit if place.crash_limit is None else place.crash_limit,
         )
     values = {
         contract.LEADER: f"{place.host_names(spec)[0]}:{job.network.ports.leader}",

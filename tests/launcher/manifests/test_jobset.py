@@ -190,6 +190,8 @@ def test_roles_are_replicated_jobs_of_one_jobset() -> None:
     assert [agent.replaces for agent in agents.values()] == [True, True, False]
     assert [agent.may_fail for agent in agents.values()] == [False, True, False]
     assert all(agent.is_role for agent in agents.values())
+    # All roles restart with the JobSet.
+    assert [agent.crash_limit for agent in agents.values()] == [5, 5, 5]
 
 
 def test_faults_of_roles_on_a_cluster_name_the_role() -> None:

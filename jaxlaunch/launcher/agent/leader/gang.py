@@ -550,7 +550,9 @@ class Gang(GangState):
         has_run = self.attempt.number == self.attempt_number > 0
         if not job.hold_s or not has_run or self.stop_cause is not None:
             return 0.0
-        if not history.fails_job(verdict, self.records, config.generation, job.crash_limit):
+        # A role that may fail gets no new pods.
+        crash_limit = 0 if job.may_fail else job.crash_limit
+        if not history.fails_job(verdict, self.records, config.generation, crash_limit):
             return 0.0
         remaining_s = math.inf if self._deadline_at is None else self._deadline_at - now
         return max(0.0, min(job.hold_s, remaining_s))

@@ -373,11 +373,19 @@ class Reporter:
             self._say(self._describe_hold(verdict, self.state.held_until))
 
     def _describe_hold(self, verdict: Verdict, held_until: float) -> str:
-        name, rank, folder = self._config.job.name, verdict.rank or 0, self._config.run_dir
+        job, folder = self._config.job, self._config.run_dir
+        role = os.environ.get(contract.ROLE, "")
+        # On a cluster, the commands find the role that is held.
+        job_name = run_name = job.name.removesuffix(f"-{role}") if job.is_role else job.name
         if self._config.is_launched and folder is not None:
             # A run on this machine has the name of its folder.
-            name = folder.name
-        shell, stop = f"`launcher shell {name} --rank {rank}`", f"`launcher stop {name}`"
+            job_name = run_name = folder.name
+            if job.name.endswith(f"-{role}") and folder.name == role:
+                # The folder of a role is in that of its job, which stops all roles together.
+                job_name = folder.parent.name
+                run_name = f"{job_name}/{role}"
+        shell = f"`launcher shell {run_name} --rank {verdict.rank or 0}`"
+        stop = f"`launcher stop {job_name}`"
         return f"held until {log_lines.format_clock(held_until)}: {shell} enters it, {stop} ends it"
 
     def publish_end(self, verdict: Verdict, *, leaves_alone: bool) -> None:

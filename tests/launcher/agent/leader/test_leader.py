@@ -343,11 +343,16 @@ def test_deadline_after_the_end_stops_nothing(gang: Callable[..., Gang]) -> None
 
 
 def held_gang(
-    gang: Callable[..., Gang], crash_limit: int, deadline_at: float | None = None
+    gang: Callable[..., Gang],
+    crash_limit: int,
+    deadline_at: float | None = None,
+    variables: dict[str, str] | None = None,
+    **fields: Any,
 ) -> Gang:
     """Return a gang of two hosts with a hold of 1,000 s, whose only attempt has failed."""
     job = AgentJob("t", ("true",), processes_per_host=2, in_place_limit=0, hold_s=1000.0)
-    harness = gang(2, job=dataclasses.replace(job, crash_limit=crash_limit))
+    job = dataclasses.replace(job, crash_limit=crash_limit, **fields)
+    harness = gang(2, job=job, variables=variables)
     harness.leader._gang._deadline_at = deadline_at
     harness.fail(1)
     for host in range(2):
@@ -399,6 +404,31 @@ def test_host_that_joins_during_a_hold_stays(gang: Callable[..., Gang]) -> None:
 
 def test_attempt_before_the_last_is_not_held(gang: Callable[..., Gang]) -> None:
     assert held_gang(gang, 1).leader._gang.stage is Stage.LEAVE
+    # A role that may fail gets no other attempt.
+    assert held_gang(gang, 1, is_role=True, may_fail=True).leader._gang.stage is Stage.HOLD
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_role", "shell", "stop"),
+    [
+        ({}, True, "lm", "lm"),
+        ({contract.PARENT: "1", contract.RUN_DIR: "/runs/a/trainer"}, False, "a/trainer", "a"),
+        ({contract.PARENT: "1", contract.RUN_DIR: "/runs/a"}, False, "a", "a"),
+    ],
+    ids=["cluster", "local", "local job started by a role"],
+)
+def test_commands_of_a_hold_name_the_job_of_a_role(
+    gang: Callable[..., Gang],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    is_role: bool,
+    shell: str,
+    stop: str,
+) -> None:
+    monkeypatch.setenv(contract.ROLE, "trainer")
+    harness = held_gang(gang, 0, variables=variables, name="lm-trainer", is_role=is_role)
+    words = f"`launcher shell {shell} --rank 2` enters it, `launcher stop {stop}` ends it"
+    assert any(words in message for message in harness.messages), harness.messages
 
 
 @pytest.mark.parametrize(

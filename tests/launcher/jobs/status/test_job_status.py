@@ -16,7 +16,8 @@ from jaxlaunch.launcher.client.job_view import ClusterView
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.exec import rank_pod
+from jaxlaunch.launcher.jobs.status import collect, hosts
 from jaxlaunch.launcher.jobs.status.job_status import State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.labels import REPLICATED_LABEL
@@ -604,6 +605,17 @@ def test_role_that_may_fail_has_failed_while_the_job_runs() -> None:
     explanation = explain_job(snapshot)
     assert explanation.headline.startswith("lm (role trainer) ")
     assert any(fact.startswith("role evaluator: ") for fact in explanation.facts)
+
+
+def test_commands_enter_the_role_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = roles_snapshot(*RUNNING, RUNNING_SAMPLER)
+    monkeypatch.setattr(collect, "read_snapshot", lambda *place: snapshot)
+    cluster: Any = object()
+    assert rank_pod.find_pod(cluster, "team", "lm", 1, None).pod == RUNNING[1]["metadata"]["name"]
+    records = {"sampler": (beat(stage="hold"),), "trainer": (beat(),)}
+    snapshot = dataclasses.replace(snapshot, role_records=records)
+    pod = rank_pod.find_pod(cluster, "team", "lm", None, None)
+    assert pod.pod == RUNNING_SAMPLER["metadata"]["name"]
 
 
 def test_job_waits_for_its_first_role_that_does_not_run() -> None:
