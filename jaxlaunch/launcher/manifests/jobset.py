@@ -222,11 +222,11 @@ def resolve_parts(file: JobFile, defaults: ClusterDefaults) -> list[tuple[JobFil
 
 
 def _connect_role(job: ResolvedJob, variables: dict[str, str], crash_limit: int) -> ResolvedJob:
-    variables = {contract.ROLE: job.replicated_job.name} | variables
-    fields = {"variables": variables, "crash_limit": crash_limit}
-    return dataclasses.replace(
-        job, replicated_job=dataclasses.replace(job.replicated_job, **fields)
+    own_role = {contract.ROLE: job.replicated_job.name}
+    replicated_job = dataclasses.replace(
+        job.replicated_job, variables=own_role | variables, crash_limit=crash_limit
     )
+    return dataclasses.replace(job, replicated_job=replicated_job)
 
 
 def _crash_limit(jobs: Iterable[ResolvedJob]) -> int:

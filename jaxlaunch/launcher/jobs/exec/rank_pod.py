@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jaxlaunch.launcher.errors import ClusterError, UserError
+from jaxlaunch.launcher.errors import ClusterError, UnreachableError, UserError
 from jaxlaunch.launcher.jobs.exec import enter_rank
 from jaxlaunch.launcher.jobs.status import collect, hosts, roles
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
@@ -84,7 +84,7 @@ class RankPod:
         """
         with self.start([self.python, "-c", _END_AGENT], new_entry()) as stream:
             # The pod may be gone before the answer arrives.
-            with contextlib.suppress(ClusterError):
+            with contextlib.suppress(UnreachableError):
                 while stream.exit_code is None and stream.wait(timeout_s=_END_S)[0]:
                     stream.receive()
             return stream.exit_code in (None, 0)
