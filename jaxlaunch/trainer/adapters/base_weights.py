@@ -18,6 +18,7 @@ def iterate_parameters(
     seed: int,
     *,
     is_cast: bool = True,
+    draws_head: bool = True,
 ) -> Iterator[tuple[str, Array]]:
     """Yield the parameters of `model.init_from` one by one, so that the caller can release each.
 
@@ -26,6 +27,7 @@ def iterate_parameters(
         targets: Shapes, dtypes and shardings by name.
         seed: Seed of the weights if `model.weights` is random.
         is_cast: Whether to cast to the dtypes of `targets` instead of keeping those of the folder.
+        draws_head: Whether a head that the folder lacks is drawn from `seed`.
 
     Raises:
         SpecError: config.json describes another model, or a tensor is missing, unexpected or of
@@ -33,4 +35,4 @@ def iterate_parameters(
     """
     if not isinstance(model, TransformersModel):
         return load.iterate_parameters(model, targets, is_cast=is_cast)
-    return build.iterate_parameters(model, targets, seed, is_cast=is_cast)
+    return build.iterate_parameters(model, targets, seed, is_cast=is_cast, draws_head=draws_head)

@@ -413,7 +413,7 @@ def load_without_job(
     spec, task = _built_in_spec(inputs, config, "fp32"), Classify()
     task.use_inputs(inputs)
     compiled = Step(task, spec, choose_mesh(spec, mesh), 1)
-    state = compiled.init_state()
+    state = compiled.builder.init_state(draws_head=False)
     params = state.params
     if mlp is not None:
         params = save.load_mlp(folder, compiled.builder.to_tree(compiled.abstract)["params"])

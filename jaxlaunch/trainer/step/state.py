@@ -44,7 +44,7 @@ from jaxlaunch.trainer.spec import (
 )
 from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.task import Task, check_arrays, checked_model
-from jaxlaunch.trainer.torch_models.network import TorchModel
+from jaxlaunch.trainer.torch_models.network import TorchClassifier, TorchModel
 
 Batch = Mapping[str, Any]
 # Name -> array, or ShapeDtypeStruct.
@@ -275,7 +275,12 @@ class StateBuilder:
         with self.trace_context():
             model = nnx.eval_shape(self._build_model)
         self.arrays = ModelArrays(model)
-        self._has_whole_logits = isinstance(model, TorchModel) and model.head_name is None
+        # A classifier has only the logits of its classes.
+        self._has_whole_logits = (
+            isinstance(model, TorchModel)
+            and not isinstance(model, TorchClassifier)
+            and model.head_name is None
+        )
         self.axes = sharding.axes_by_path(task.sharding, self.arrays.axes)
         self._base_names = frozenset(filter(self._is_base_name, self.arrays.params))
         saved = self.saved_params(self.arrays.params)
@@ -352,10 +357,11 @@ class StateBuilder:
 
     # --- a new state ------------------------------------------------------------------------------
 
-    def init_state(self) -> TrainState:
+    def init_state(self, *, draws_head: bool = True) -> TrainState:
         """Return the initial state, the same on every mesh.
 
-        Raises SpecError if the weights to start from do not fit the model.
+        Raises SpecError if the weights to start from do not fit the model, and without `draws_head`
+        if they lack its head.
         """
         model, loaded = self._spec.model, self._read_base()
         saved = self.saved_params(self.abstract.params)
@@ -371,7 +377,9 @@ class StateBuilder:
                 for name, leaf in (saved | buffers).items()
                 if not name.startswith(REFERENCE_PREFIX)
             }
-            loaded |= base_weights.iterate_parameters(model, targets, self._spec.seed)
+            loaded |= base_weights.iterate_parameters(
+                model, targets, self._spec.seed, draws_head=draws_head
+            )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         state: TrainState = self._compute_once(self._initial_state, shardings, loaded)
         return state

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ KEY = "train.lora.targets"
 # peft adds this prefix to the names of tensors in its files.
 FILE_PREFIX = "base_model.model."
 SAVED_PART = ".modules_to_save"
+ORIGINAL_PART = ".original_module"
 MAGNITUDE_PART = ".lora_magnitude_vector"
 # The parts of a name that peft adds to those of the model and of its files.
 _LAYER_NUMBER = re.compile(r"\.(\d+)$")
@@ -48,6 +49,7 @@ def add_adapters(module: Any, lora: Lora) -> Any:
 
     check_saved_modules(module, lora.modules_to_save)
     check_selection(module, lora)
+    targets = _find_targets(module, lora)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -57,15 +59,37 @@ def add_adapters(module: Any, lora: Lora) -> Any:
         use_dora=lora.dora,
         rank_pattern=dict(lora.rank_pattern),
         alpha_pattern={name: _as_integer(alpha) for name, alpha in lora.alpha_pattern.items()},
-        target_modules=_find_targets(module, lora),
+        target_modules=targets,
         modules_to_save=[*lora.modules_to_save] or None,
         exclude_modules=[*lora.exclude_modules] or None,
         layers_to_transform=[*lora.layers_to_transform] or None,
     )
-    with modules.skip_weights(torch):
-        wrapper = peft.get_peft_model(module, config)
+    try:
+        with modules.skip_weights(torch):
+            wrapper = peft.get_peft_model(module, config)
+    except peft.NoMatchingPeftModuleError as error:
+        raise SpecError(f"train.lora: no layer gets an adapter: {error}") from None
+    check_adapted(module, targets, lora.layers_to_transform)
     module.requires_grad_(False)
     return wrapper
+
+
+def check_adapted(module: Any, targets: str | Sequence[str], numbers: Sequence[int]) -> None:
+    """Raise SpecError unless each target and each layer number has got an adapter."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    names = [name for name, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)]
+    for target in () if targets == ALL_LINEAR else targets:
+        if not any(_matches(name, target) for name in names):
+            raise SpecError(
+                f"{KEY}: {target} gets no adapter, by exclude_modules and layers_to_transform"
+            )
+    for number in numbers:
+        if not any(f".{number}." in f".{name}" for name in names):
+            raise SpecError(
+                f"train.lora.layers_to_transform: layer {number} has none of {KEY} and gets no "
+                "adapter; leave it out"
+            )
 
 
 def check_saved_modules(module: Any, ends: Sequence[str]) -> None:
@@ -163,18 +187,21 @@ def merge_adapters(module: Any, lora: Lora, params: Mapping[str, Any]) -> dict[s
         params: The arrays of the base, which keep their dtypes, and of the adapters, by name.
 
     Raises:
-        SpecError: An adapted weight is tied to another one.
+        SpecError: An adapted weight, or one of a module that is trained whole, is tied to another.
     """
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     add_adapters(module, lora)
     names = parameter_names(module)
-    uses = Counter(id(param) for _, param in module.named_parameters(remove_duplicate=False))
+    all_params = [*module.named_parameters(remove_duplicate=False)]
+    uses = Counter(id(param) for _, param in all_params)
+    check_saved_ties(name for name, param in all_params if uses[id(param)] > 1)
     merged: dict[str, Any] = {}
     for name in filter(params.__contains__, names.values()):
         if SAVED_PART in name:
-            merged[name.replace(SAVED_PART, "")] = params[name]
+            target = name.replace(SAVED_PART, "")
+            merged[target] = _read_array(params[name]).astype(params[target].dtype)
         elif ".lora_" not in name:
             merged.setdefault(name, params[name])
     for path, layer in module.named_modules():
@@ -189,8 +216,7 @@ def merge_adapters(module: Any, lora: Lora, params: Mapping[str, Any]) -> dict[s
                     "another one; export without --merged"
                 )
             value = merged[published] if published in merged else params[published]
-            array = np.array(value[(slice(None),) * len(value.shape)], np.float32)
-            tensors[name] = torch.from_numpy(array)
+            tensors[name] = torch.from_numpy(_read_array(value).astype(np.float32))
         with torch.no_grad(), torch.nn.utils.stateless._reparametrize_module(layer, tensors):
             layer.merge()
         for name, tensor in tensors.items():
@@ -198,6 +224,20 @@ def merge_adapters(module: Any, lora: Lora, params: Mapping[str, Any]) -> dict[s
             if published in merged:
                 merged[published] = tensor.numpy().astype(merged[published].dtype)
     return merged
+
+
+def check_saved_ties(tied_names: Iterable[str]) -> None:
+    """Raise SpecError if a module that is trained whole shares a weight of the base."""
+    if name := next((name for name in tied_names if ORIGINAL_PART in name), None):
+        raise SpecError(
+            f"{name.replace(ORIGINAL_PART, '')} of train.lora.modules_to_save cannot be merged, "
+            "because it is tied to another weight; export without --merged"
+        )
+
+
+def _read_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return a whole array, which may be in a file."""
+    return np.asarray(value[(slice(None),) * len(value.shape)])
 
 
 def norm_axes(module: Any) -> dict[str, int]:

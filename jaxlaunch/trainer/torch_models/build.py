@@ -17,6 +17,9 @@ from jaxlaunch.trainer.spec.model import CAUSAL_LM, SEQUENCE_CLASSIFICATION
 from jaxlaunch.trainer.torch_models import adapters, checked, modules, weights
 from jaxlaunch.trainer.torch_models.network import TorchClassifier, TorchModel, build_torch_module
 
+# The names of tables of learned positions, which have no row for a longer text.
+POSITION_TABLES = frozenset({"position_embeddings", "wpe", "embed_positions", "positions_embed"})
+
 
 def build_model(
     config: TransformersModel, rngs: nnx.Rngs, options: ModelOptions, lora: Lora | None = None
@@ -51,8 +54,7 @@ def empty_module(model: TransformersModel) -> Any:
     modules.import_libraries()
     config = _read_config(model)
     module = build_torch_module(config, modules.HEAD_CLASSES[model.head])
-    if modules.is_encoder(config):
-        _check_positions(model, module)
+    check_positions(model, module)
     return module
 
 
@@ -75,11 +77,15 @@ def _read_config(model: TransformersModel) -> Any:
     return config
 
 
-def _check_positions(model: TransformersModel, module: Any) -> None:
-    for name, layer in module.named_modules():
-        if name.endswith("position_embeddings") and hasattr(layer, "num_embeddings"):
-            # RoBERTa numbers positions after that of the padding.
+def check_positions(model: TransformersModel, module: Any) -> None:
+    """Raise SpecError if the module has a table of learned positions with too few rows."""
+    is_text = module.config.get_text_config() is module.config
+    # A tower of images has tables of its own.
+    for name, layer in (module if is_text else module.get_decoder()).named_modules():
+        if name.rpartition(".")[2] in POSITION_TABLES and hasattr(layer, "num_embeddings"):
+            # RoBERTa numbers positions after that of the padding, and OPT from its offset.
             first = 0 if layer.padding_idx is None else layer.padding_idx + 1
+            first = getattr(layer, "offset", first)
             if model.length > (limit := layer.num_embeddings - first):
                 raise SpecError(
                     f"train.model.length = {model.length}, and {model.init_from} has {limit} "
@@ -93,10 +99,12 @@ def iterate_parameters(
     seed: int,
     *,
     is_cast: bool = True,
+    draws_head: bool = True,
 ) -> Iterator[tuple[str, Array]]:
     """Yield the parameters of a folder one by one; ones drawn from `seed` if the job asks for that.
 
-    Raises SpecError if the files do not match config.json.
+    Raises SpecError if the files do not match config.json, and without `draws_head` if they lack
+    the head.
     """
     folder = config.init_from or ""
     if config.weights == "random":
@@ -110,5 +118,13 @@ def iterate_parameters(
     )
     if missing:
         names = ", ".join(missing)
-        print(f"{folder} has no {names}: drawn from train.seed = {seed}", file=sys.stderr)
+        if not draws_head:
+            raise SpecError(
+                f"{folder} has no {names}, without which its model cannot predict; train a "
+                "classifier that starts from it"
+            )
+        print(
+            f"{folder} has no {names} of the model's shape: drawn from train.seed = {seed}",
+            file=sys.stderr,
+        )
         yield from weights.iterate_head(module, missing, seed)

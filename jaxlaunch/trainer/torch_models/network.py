@@ -85,7 +85,7 @@ class TorchModel(nnx.Module):
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         axes_by_name = axes.parameter_axes(module)
         # Below adapters, the whole model is frozen.
-        unused = frozenset() if has_adapters else _list_unused(module)
+        unused = frozenset() if has_adapters else list_unused(module)
         variables = _zero_parameters(module, axes_by_name, unused) | _persistent_buffers(module)
         # Static data of nnx has to be hashable.
         self.torch_names = tuple(
@@ -235,14 +235,15 @@ class TorchClassifier(TorchModel):
         return constrain(logits_BV, "batch", None)
 
 
-def _list_unused(module: Any) -> frozenset[str]:
+def list_unused(module: Any) -> frozenset[str]:
     """Return the parameters that no text uses: those of an image model next to the decoder."""
     if module.config.get_text_config() is module.config:
         return frozenset()
-    used = (*module.get_decoder().parameters(), *module.get_output_embeddings().parameters())
-    used_ids = {*map(id, used)}
+    # All heads are outside of the base model.
+    unused_ids = {*map(id, module.base_model.parameters())}
+    unused_ids -= {*map(id, module.get_decoder().parameters())}
     return frozenset(
-        name for name, parameter in module.named_parameters() if id(parameter) not in used_ids
+        name for name, parameter in module.named_parameters() if id(parameter) in unused_ids
     )
 
 

@@ -9,6 +9,8 @@ a time in memory.
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +25,8 @@ from jaxlaunch.trainer.huggingface.tensor_files import TensorFiles
 MAX_NAMES = 3
 # Dtypes of weights in formats that TensorFiles does not dequantize.
 QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F4", "U8", "I8"})
+# Buffers of older versions of transformers, which compute them now.
+COMPUTED_BUFFERS = (r"(^|\.)position_ids$", r"rotary_emb\.inv_freq")
 
 
 class Conversion(NamedTuple):
@@ -43,7 +47,7 @@ class Layout(NamedTuple):
     Attributes:
         renamed: The tensor of each parameter that is stored as it is.
         converted: The other conversions, by the name of their first parameter.
-        unused: Names of tensors that no parameter takes.
+        unused: Names of tensors that no parameter takes, without those that transformers ignores.
     """
 
     renamed: dict[str, str]
@@ -78,7 +82,8 @@ def find_layout(module: Any, files: TensorFiles) -> Layout:
         if target not in state and source in state:
             target, pattern = source, None
         if target not in state:
-            unused.append(source)
+            if not is_ignored(module, source):
+                unused.append(source)
         elif pattern is None:
             renamed[target] = source
         else:
@@ -86,6 +91,12 @@ def find_layout(module: Any, files: TensorFiles) -> Layout:
             conversion = converted.setdefault(target, Conversion(transform, {}))
             conversion.sources.setdefault(pattern, []).append(source)
     return Layout(renamed, converted, unused)
+
+
+def is_ignored(module: Any, source: str) -> bool:
+    """Return whether transformers ignores a tensor that no parameter takes."""
+    patterns = (*COMPUTED_BUFFERS, *(module._keys_to_ignore_on_load_unexpected or ()))
+    return any(re.search(pattern, source) for pattern in patterns)
 
 
 def iterate_parameters(
@@ -113,12 +124,18 @@ def iterate_parameters(
     """
     files = TensorFiles(folder, dequantizes=True)
     layout = find_layout(module, files)
-    _check_dtypes(folder, files)
-    remaining = dict(targets)
+    _check_dtypes(folder, files, layout)
+    remaining, body = dict(targets), f"{module.base_model_prefix}."
     for name, source in layout.renamed.items():
-        if (target := remaining.pop(name, None)) is None:
+        if (target := remaining.get(name)) is None:
             continue
-        check_shape(folder, source, tuple(files[source].get_shape()), name, target.shape)
+        shape = tuple(files[source].get_shape())
+        is_head = has_new_head and not _is_in_body(name, body)
+        if is_head and shape != target.shape and shape[1:] == target.shape[1:]:
+            # The head has another number of classes.
+            continue
+        del remaining[name]
+        check_shape(folder, source, shape, name, target.shape)
         dtype = target.dtype if is_cast else files.tensor_dtype(source)
         yield name, read_tensor(files, source, target, dtype)
     for first_name, conversion in layout.converted.items():
@@ -180,8 +197,9 @@ def iterate_head(
         yield name, place_array(tensor.numpy().astype(target.dtype), target)
 
 
-def _check_dtypes(folder: str, files: TensorFiles) -> None:
-    for name in files:
+def _check_dtypes(folder: str, files: TensorFiles, layout: Layout) -> None:
+    sources = [names for item in layout.converted.values() for names in item.sources.values()]
+    for name in itertools.chain(layout.renamed.values(), *sources, layout.unused):
         if (dtype := files[name].get_dtype()) in QUANTIZED_DTYPES:
             raise SpecError(
                 f"{folder}: {name} is quantized, in {dtype}; of the quantized weights only fp8 "

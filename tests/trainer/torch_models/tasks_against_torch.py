@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 
+from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.reward import Reward
 from jaxlaunch.trainer.torch_models import compare
@@ -122,9 +124,34 @@ def compare_rewards(folder: Path, model_type: str) -> dict[str, Any]:
     }
 
 
+def start_new_head(folder: Path) -> dict[str, Any]:
+    """A folder with another number of classes, and with a tensor of an older transformers."""
+    model = folder / "model"
+    save_model("bert", model, "AutoModelForSequenceClassification", num_labels=2)
+    path = model / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["bert.embeddings.position_ids"] = torch.arange(4)[None]
+    safetensors.torch.save_file(tensors, path)
+    head = {"head": "sequence_classification", "classes": CLASSES}
+    builder = build_step(Classify(), model, head, mesh=ONE_DEVICE).builder
+    params = builder.init_state().params
+    pooler = "bert.pooler.dense.weight"
+    fault = ""
+    try:
+        builder.init_state(draws_head=False)
+    except SpecError as error:
+        fault = str(error)
+    return {
+        "shape": [*params["classifier.weight"].shape],
+        "pooler": difference(params[pooler], tensors[pooler]),
+        "fault": fault,
+    }
+
+
 FAMILIES = ("bert", "roberta", "distilbert", "modernbert", "qwen3", "llama")
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     **{name: partial(compare_classes, model_type=name) for name in FAMILIES},
+    "new head": start_new_head,
     "reward": partial(compare_rewards, model_type="qwen3"),
     "bert on one device": partial(compare_classes, model_type="bert", mesh=ONE_DEVICE),
 }

@@ -179,6 +179,13 @@ def test_texts_are_classified_as_with_torch(tasks, case):
     assert result["accuracy"] == 0
 
 
+def test_head_of_other_classes_is_drawn_for_a_training_alone(tasks):
+    result = tasks["new head"]
+    assert result["shape"][0] == 3
+    assert result["pooler"] == 0
+    assert "has no classifier.bias, classifier.weight, without which" in result["fault"]
+
+
 def test_rewards_are_learned_as_with_torch(tasks):
     result = tasks["reward"]
     assert result["loss"] < 1e-5

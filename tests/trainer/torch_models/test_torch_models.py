@@ -16,7 +16,17 @@ from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.spec import Lora, TrainSpec, TransformersModel, model_sizes
-from jaxlaunch.trainer.torch_models import adapters, axes, checked, compare, modules, operators
+from jaxlaunch.trainer.torch_models import (
+    adapters,
+    axes,
+    build,
+    checked,
+    compare,
+    modules,
+    network,
+    operators,
+    weights,
+)
 from jaxlaunch.trainer.torch_models.attention import masked_attention
 
 CONFIG = {
@@ -183,6 +193,68 @@ def test_parameters_keep_their_names_with_adapters():
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_ignored"),
+    [
+        ("bert.embeddings.position_ids", True),
+        ("model.layers.3.self_attn.rotary_emb.inv_freq", True),
+        ("gpt_neox.layers.0.attention.masked_bias", True),
+        ("gpt_neox.layers.0.attention.dense.bias", False),
+        ("model.layers.3.self_attn.position_ids.weight", False),
+    ],
+)
+def test_tensors_that_transformers_ignores_are_ignored(source, is_ignored):
+    module = SimpleNamespace(_keys_to_ignore_on_load_unexpected={"attention.masked_bias"})
+    assert weights.is_ignored(module, source) == is_ignored
+
+
+def position_table(rows, **keys):
+    return SimpleNamespace(num_embeddings=rows, padding_idx=None, **keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "limit"),
+    [
+        ("transformer.wpe", position_table(8), 8),
+        ("decoder.embed_positions", position_table(10, offset=2), 8),
+        ("embeddings.position_embeddings", SimpleNamespace(num_embeddings=9, padding_idx=0), 8),
+        ("embeddings.x_position_embeddings", position_table(2), None),
+        ("rotary.position_embeddings", SimpleNamespace(), None),
+    ],
+)
+def test_length_is_at_most_the_learned_positions(name, table, limit):
+    config = SimpleNamespace()
+    config.get_text_config = lambda: config
+    module = SimpleNamespace(config=config, named_modules=lambda: [(name, table)])
+    build.check_positions(TransformersModel(transformers="f", length=8), module)
+    longer = TransformersModel(transformers="f", length=9)
+    if limit is None:
+        build.check_positions(longer, module)
+        return
+    with pytest.raises(SpecError, match=f"length = 9, and f has {limit} positions"):
+        build.check_positions(longer, module)
+
+
+def test_only_the_tower_of_images_is_unused():
+    names = ("model.vision.weight", "model.text.weight", "score.weight")
+    parameters = {name: object() for name in names}
+    decoder = SimpleNamespace(parameters=lambda: [parameters["model.text.weight"]])
+    base = SimpleNamespace(parameters=lambda: [parameters[name] for name in names[:2]])
+    module = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=SimpleNamespace),
+        base_model=base,
+        get_decoder=lambda: decoder,
+        named_parameters=parameters.items,
+    )
+    assert network.list_unused(module) == {"model.vision.weight"}
+
+
+def test_trained_module_with_a_tied_weight_is_not_merged():
+    adapters.check_saved_ties(["embed.weight", "head.base_layer.weight"])
+    with pytest.raises(SpecError, match=r"head\.weight of .*modules_to_save cannot be merged"):
+        adapters.check_saved_ties(["embed.weight", "head.original_module.weight"])
 
 
 def test_module_with_a_buffer_in_its_files_is_not_saved_whole():
