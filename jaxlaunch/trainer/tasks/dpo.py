@@ -54,6 +54,8 @@ class Preference(Task):
     # The block of the loss and what it needs, set when the model is created.
     _config: specs.PreferenceLoss = specs.Dpo()
     needs_reference = True
+    # Tokens of a row that the model does not read, because they are only targets.
+    target_tokens = 1
 
     def model(self, spec: TrainSpec, rngs: Any) -> Any:
         """Return the model of next-token prediction. Raises SpecError for initial adapters."""
@@ -128,10 +130,9 @@ class Preference(Task):
         language_models = specs.Decoder | specs.GPT2 | specs.TransformersModel
         if not isinstance(config, language_models) or config.vocab is None:
             return None
-        length = tokens.shape[-1] - 1
-        if length > config.length:
-            limit = f"train.model.length = {config.length} allows {config.length + 1}"
-            return 0, f"{length + 1} tokens, and {limit}"
+        count, limit = tokens.shape[-1], config.length + self.target_tokens
+        if count > limit:
+            return 0, f"{count} tokens, and train.model.length = {config.length} allows {limit}"
         return ranges.find_outside("token", tokens, config.vocab, "the vocabulary")
 
 

@@ -17,9 +17,10 @@ from jax import Array
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
+from jaxlaunch.trainer.data.source import Source, Split
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.layers import ModelOptions
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec import TrainSpec, model_sizes
 from jaxlaunch.trainer.task import Loss
 from jaxlaunch.trainer.tasks.dpo import Preference
 from jaxlaunch.trainer.torch_models import build
@@ -29,6 +30,7 @@ class Reward(Preference):
     """The task `reward`: a model whose number is larger for the chosen text of a pair."""
 
     needs_reference = False
+    target_tokens = 0
 
     def model(self, spec: TrainSpec, rngs: Any) -> Any:
         """Return a classifier with one logit. Raises SpecError for a model of another kind."""
@@ -38,9 +40,16 @@ class Reward(Preference):
                 f"train.model.kind = {config.kind} has no head for a reward; set train.model: "
                 "{transformers: FOLDER}"
             )
-        # A row has one token more than the model's length.
-        config = config.model_copy(update={"length": config.length + 1})
         return build.build_model(config, rngs, ModelOptions.from_spec(spec))
+
+    def source(self, spec: TrainSpec, split: Split) -> Source | None:
+        """Return the pairs that `train.data` describes. Raises DataError, SpecError."""
+        # The rows of a language model have one token more, the target of the last one.
+        length = model_sizes(spec.model).length
+        if length is not None:
+            model = spec.model.model_copy(update={"length": length - 1})
+            spec = spec.model_copy(update={"model": model})
+        return super().source(spec, split)
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """Return the weighted mean over pairs, with the rewards as metrics."""

@@ -66,6 +66,23 @@ def test_jobs_that_train_no_reward_are_refused(keys, message):
         TrainSpec.model_validate(block)
 
 
+def test_rows_are_as_long_as_the_model(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "abcd", "chosen": "e", "rejected": "fghi"}\n' * 3)
+    model = {"transformers": "f", "length": 8, "vocab": 256}
+    data = {**PAIRS, "path": str(path), "eval_split": 0}
+    spec = TrainSpec(task="reward", model=model, data=data)
+    example = Reward().example(Reward().source(spec, "train")[0])
+    assert example["tokens"].shape == (2, 8)
+    batch = {name: array[None] for name, array in example.items()}
+    assert Reward().check_batch(spec, batch) is None
+    batch["tokens"] = np.zeros((1, 2, 9), np.int32)
+    assert Reward().check_batch(spec, batch) == (
+        0,
+        "9 tokens, and train.model.length = 8 allows 8",
+    )
+
+
 def test_model_has_the_head_of_a_reward_and_other_kinds_have_none():
     spec = TrainSpec(task="reward", model={"transformers": "f"}, data=PAIRS)
     assert (spec.model.head, spec.model.classes) == ("sequence_classification", 1)
