@@ -153,18 +153,37 @@ def describe_text_classifier(folder: str) -> dict[str, Any] | None:
     model = config_json.parse_transformers_model(config, folder)
     names = config.get("id2label") or {}
     classes = [str(names.get(str(number), number)) for number in range(model.classes or 0)]
+    problem = config.get("problem_type")
+    target = "regression" if problem == "regression" or model.classes == 1 else "class"
+    labels: dict[str, list[str]] = {}
+    if problem == "multi_label_classification":
+        target, labels = "multi_label", {"label": classes}
     return {
         "kind": "text",
-        "target": "class",
+        "target": target,
+        **labels,
         "shape": [min(model.length, MAX_TEXT_TOKENS)],
         "field": "text",
         "classes": classes,
     }
 
 
+def has_tokenizer(folder: str) -> bool:
+    """Return whether a folder has tokenizer.json. Raises SpecError, StorageError."""
+    with _convert_errors(folder):
+        return bool((epath.Path(folder) / "tokenizer.json").exists())
+
+
 def class_names(folder: str) -> list[str]:
-    """Return the names of a folder's classes in the order of its head, empty if it names none."""
-    names = _read_keys(folder, "config.json").get("id2label")
+    """Return the names of a folder's classes in the order of its head, empty if it names none.
+
+    Raises OSError, SpecError and StorageError: hosts that could not read the folder would number
+    labels differently.
+    """
+    try:
+        names = _load_keys(folder, "config.json").get("id2label")
+    except ValueError as error:
+        raise SpecError(f"{_config_path(folder)} cannot be read: {error}") from None
     if not isinstance(names, dict) or not all(map(str.isdecimal, names)):
         return []
     return [str(names[number]) for number in sorted(names, key=int)]
@@ -299,13 +318,17 @@ def render_generation_config(
 
 
 def _read_keys(folder: str, name: str) -> dict[str, Any]:
-    path = epath.Path(folder) / name
     try:
-        with _convert_errors(folder):
-            keys = json.loads(path.read_text()) if path.exists() else {}
+        return _load_keys(folder, name)
     except (OSError, ValueError, SpecError, StorageError):
         # These files are optional: the model is complete without them.
         return {}
+
+
+def _load_keys(folder: str, name: str) -> dict[str, Any]:
+    path = epath.Path(folder) / name
+    with _convert_errors(folder):
+        keys = json.loads(path.read_text()) if path.exists() else {}
     return keys if isinstance(keys, dict) else {}
 
 

@@ -24,7 +24,7 @@ from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.sources.images import build
-from jaxlaunch.trainer.sources.images.index import Label, number_labels
+from jaxlaunch.trainer.sources.images.index import Label, fold_name, list_names, number_labels
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import documents, recipe, tokenizer
 from jaxlaunch.trainer.text.documents import UnfitRowError, Values, describe_value
@@ -80,7 +80,8 @@ def open_source(
 ) -> LabeledTexts | None:
     """Open the texts of a split for rows of `length` tokens, None if nothing is held out.
 
-    Labels that are names of `folder_classes`, the classes of the model's head, get their numbers.
+    Labels that are names of `folder_classes`, the classes of the model's head, get their numbers;
+    case and spaces do not matter.
 
     Raises DataError naming file and row, and SpecError if the tokenizer cannot be read or the model
     has fewer than the data's classes.
@@ -92,9 +93,10 @@ def open_source(
     rows = _read_files(data, paths)
     labels = [row.label for row in rows]
     allowed: Sequence[Label] | None = data.classes
-    if allowed is None and {*map(str, labels)} <= {*folder_classes}:
-        # With other classes than those of the folder, the head is new.
-        allowed = folder_classes if class_count in (None, len(folder_classes)) else None
+    # With other classes than those of the folder, the head is new.
+    if allowed is None and class_count in (None, len(folder_classes)):
+        labels = _rename_labels(labels, folder_classes)
+        allowed = folder_classes if {*map(str, labels)} <= {*folder_classes} else None
     label_N, classes = number_labels(labels, allowed, f"data.path: {paths[0]}")
     data_classes = len(classes) or int(label_N.max()) + 1
     if class_count is not None and class_count < data_classes:
@@ -104,10 +106,13 @@ def open_source(
         )
     part_label, is_selected_N = str(data.eval_split), np.ones(len(rows), bool)
     notes: list[str] = []
+    if split == "train" and allowed is None:
+        notes = _note_other_classes(paths[0], classes, folder_classes)
     if data.eval_path is not None and split == "eval":
         paths = documents.find_files(data.eval_path, "eval_path")
         rows = _read_files(data, paths)
         labels, place = [row.label for row in rows], f"data.eval_path: {paths[0]}"
+        labels = _rename_labels(labels, classes if allowed is folder_classes else ())
         label_N, _ = number_labels(labels, classes or [*range(data_classes)], place)
         is_selected_N = np.ones(len(rows), bool)
     elif not has_eval_files and data.eval_split:
@@ -145,33 +150,74 @@ def open_source(
 def _read_files(data: Text, paths: Sequence[str]) -> list[LabeledRow]:
     documents.check_rows(paths, "labeled texts")
     parts = list(itertools.chain.from_iterable(documents.split_units(paths)))
-    rows = [row for part in parts for row, _ in read_rows(part, data)]
+    columns: dict[str, str] = {}
+    rows = [row for part in parts for row, _ in read_rows(part, data, columns)]
     if not rows:
         raise DataError(f"data.path: {paths[0]} and what else matches have no row")
     return rows
 
 
-def read_rows(part: documents.Part, data: Text) -> Iterator[tuple[LabeledRow, int]]:
-    """Yield the rows of a part of a file, as `documents.read_rows` does. Raises DataError."""
+def _note_other_classes(
+    path: str, classes: Sequence[str], folder_classes: Sequence[str]
+) -> list[str]:
+    """Return a note on a head that may have been trained on the same classes, by other names."""
+    if not classes or len(classes) != len(folder_classes):
+        return []
+    return [
+        f"the classes of {path} are {list_names(classes)}, and those of the model's folder "
+        f"{list_names(folder_classes)}; if they are the same ones, list those of the data in "
+        "data.classes in the folder's order"
+    ]
+
+
+def _rename_labels(labels: Sequence[Label], classes: Sequence[str]) -> list[Label]:
+    """Return the labels with the names of `classes`, if they differ in nothing but case or spaces.
+
+    Labels that are not among the classes stay as they are.
+    """
+    folded_names = {fold_name(name): name for name in classes}
+    if len(folded_names) < len(classes):
+        folded_names = {}
+    names: dict[Label, Label] = {
+        label: str(label)
+        if str(label) in classes
+        else folded_names.get(fold_name(str(label)), label)
+        for label in set(labels)
+    }
+    return [names[label] for label in labels]
+
+
+def read_rows(
+    part: documents.Part, data: Text, columns: dict[str, str] | None = None
+) -> Iterator[tuple[LabeledRow, int]]:
+    """Yield the rows of a part of a file, as `documents.read_rows` does. Raises DataError.
+
+    The column of the labels is that of `columns` by the file's path, or else the first usual one of
+    the first row, which is added there.
+    """
+    columns = {} if columns is None else columns
     field = data.field or documents.DEFAULT_FIELD
     label_names = build.LABEL_NAMES if data.label is None else (data.label,)
     names = (*label_names, *([] if data.group is None else [data.group]))
 
     def make_row(values: Values) -> LabeledRow:
         text = read_text(values, field)
-        name = next((name for name in label_names if values.get(name) is not None), None)
+        names = label_names if part.path not in columns else (columns[part.path],)
+        name = next((name for name in names if name in values), None)
         if name is None:
-            columns = ", ".join(key for key in values if values[key] is not None)
+            present = ", ".join(key for key in values if values[key] is not None)
             raise UnfitRowError(
-                f"it has the columns {columns}, and no label ({', '.join(label_names)}); set "
-                "data.label"
+                f"it has the columns {present}, and no label ({', '.join(names)}); set data.label"
             )
+        columns[part.path] = name
         label = values[name]
         if not isinstance(label, str | int):
             kind = describe_value(label)
             raise UnfitRowError(f"its {name!r} is {kind}, neither a name nor a whole number")
-        identity = text if data.group is None else values.get(data.group)
-        return LabeledRow(text, label, splits.hash_value(identity))
+        if data.group is None:
+            return LabeledRow(text, label, splits.hash_value(text))
+        key, _ = documents.split_group(values, data.group, ())
+        return LabeledRow(text, label, key)
 
     return documents.read_rows(part, field, make_row, names)
 

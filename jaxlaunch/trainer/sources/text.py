@@ -28,15 +28,15 @@ from jaxlaunch import isolated
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
-from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
-from jaxlaunch.trainer.huggingface.folder import class_names
+from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
+from jaxlaunch.trainer.huggingface.folder import class_names, has_tokenizer
 from jaxlaunch.trainer.sources import labeled_texts
 from jaxlaunch.trainer.sources.array_record import Records
 from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.sources.open import BYTE_VOCAB, token_sizes
+from jaxlaunch.trainer.spec import REWARD, Text, TrainSpec, model_sizes
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
-from jaxlaunch.trainer.spec import Text, TrainSpec, model_sizes
-from jaxlaunch.trainer.spec.data import LABEL_FORMAT
+from jaxlaunch.trainer.spec.data import BYTES_TOKENIZER, LABEL_FORMAT
 from jaxlaunch.trainer.text import build, documents, preferences, recipe, shards, tokenizer
 from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 
@@ -54,9 +54,15 @@ Piece = tuple[str, int, int]
 def open_source(data: Text, split: Split, spec: TrainSpec) -> DataSource | None:
     """Open preference pairs, prepared rows, or a stream of bytes. Raises SpecError, DataError."""
     length, vocab = token_sizes(spec)
+    folder = getattr(spec.model, "init_from", None)
+    reads_whole_texts = data.format == LABEL_FORMAT or spec.task == REWARD
+    if reads_whole_texts and data.tokenizer == BYTES_TOKENIZER and folder and has_tokenizer(folder):
+        raise SpecError(
+            f"data.tokenizer is {BYTES_TOKENIZER}, and {folder} has a tokenizer.json, whose tokens "
+            f"its model reads; set data.tokenizer: {folder}"
+        )
     tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
     if data.format == LABEL_FORMAT:
-        folder = getattr(spec.model, "init_from", None)
         folder_classes = class_names(folder) if folder else ()
         class_count = model_sizes(spec.model).classes
         return labeled_texts.open_source(data, length, split, class_count, folder_classes)

@@ -10,6 +10,7 @@ import pytest
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.sources import labeled_texts
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import Text, TrainSpec
 from jaxlaunch.trainer.text.tokenizer import load_tokenizer
 from tests.trainer.text.corpora import save_tokenizer
@@ -56,6 +57,56 @@ def test_labels_that_the_folder_names_have_the_numbers_of_its_head(path, tmp_pat
     data = Text(source="text", path=path, format="label", eval_split=0, classes=["no", "yes"])
     source = labeled_texts.open_source(data, 4, "train", 3, folder_classes)
     assert source.classes == ("no", "yes")
+
+
+def test_names_of_the_folder_may_differ_in_case_and_spaces(path, tmp_path):
+    folder_classes = ("YES ", "No")
+    source = read(path, classes=2, folder_classes=folder_classes)
+    assert (source.classes, [*source.label_N]) == (folder_classes, [1, 0, 1, 0, 1, 0])
+    assert source.notes == []
+    other = write(tmp_path / "b.jsonl", [{"text": "e", "label": "yes"}])
+    held_out = read(path, split="eval", eval_path=other, folder_classes=folder_classes)
+    assert [*held_out.label_N] == [0]
+
+    source = read(path, folder_classes=("LABEL_0", "LABEL_1"))
+    assert source.classes == ("no", "yes")
+    assert "list those of the data in data.classes" in source.notes[0]
+    assert read(path, folder_classes=("a", "b", "c")).notes == []
+
+
+def test_folder_that_cannot_be_read_does_not_number_labels(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(OSError):
+        folders.class_names(str(tmp_path))
+    (tmp_path / "config.json").rmdir()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SpecError, match="config.json cannot be read"):
+        folders.class_names(str(tmp_path))
+
+
+def test_label_column_is_that_of_the_first_row(tmp_path):
+    rows = [{"text": "a", "label": 0, "y": 1}, {"text": "b", "label": None, "y": 1}]
+    with pytest.raises(DataError, match="row 2: its 'label' is null"):
+        read(write(tmp_path / "a.jsonl", rows))
+    rows = [{"text": "a", "label": 0, "by": "x"}, {"text": "b", "label": 1, "by": None}]
+    with pytest.raises(DataError, match="row 2: it has no group 'by'"):
+        read(write(tmp_path / "a.jsonl", rows), eval_split=0.5, group="by")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"task": "classify", "data": {"format": "label"}},
+        {"task": "reward", "data": {"format": "preference"}},
+    ],
+)
+def test_folder_with_a_tokenizer_does_not_read_bytes(path, tmp_path, keys):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    model = {"transformers": str(tmp_path), "vocab": 256, "classes": 1}
+    data = {"source": "text", "path": path, **keys["data"]}
+    spec = TrainSpec(task=keys["task"], model=model, data=data)
+    with pytest.raises(SpecError, match=f"set data.tokenizer: {tmp_path}"):
+        open_source(spec, "train")
 
 
 def test_every_class_is_held_out_and_eval_files_keep_the_numbers(path, tmp_path):
@@ -137,3 +188,24 @@ def test_folder_says_how_many_classes_there_are(tmp_path):
     assert (model.head, model.classes) == ("sequence_classification", 2)
     inputs = folders.describe_text_classifier(str(tmp_path))
     assert (inputs["classes"], inputs["shape"]) == (["no", "yes"], [64])
+
+
+@pytest.mark.parametrize(
+    ("keys", "target", "label"),
+    [
+        ({"problem_type": "single_label_classification"}, "class", None),
+        ({"problem_type": "multi_label_classification"}, "multi_label", ["no", "yes"]),
+        ({"problem_type": "regression"}, "regression", None),
+        ({"id2label": {"0": "LABEL_0"}}, "regression", None),
+    ],
+)
+def test_folder_says_what_its_logits_are(tmp_path, keys, target, label):
+    config = {
+        "model_type": "bert",
+        "vocab_size": 300,
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "no", "1": "yes"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
+    inputs = folders.describe_text_classifier(str(tmp_path))
+    assert (inputs["target"], inputs.get("label")) == (target, label)

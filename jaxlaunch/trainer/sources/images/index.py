@@ -203,7 +203,7 @@ def number_labels(
         classes = names = sorted(map(str, distinct))
         by_folded_name: dict[str, str] = {}
         for name in names:
-            other = by_folded_name.setdefault(" ".join(name.casefold().split()), name)
+            other = by_folded_name.setdefault(fold_name(name), name)
             if other != name:
                 problem = f"the classes {other!r} and {name!r} differ only in case or spaces"
                 raise DataError(f"{location}: {problem}; use one name")
@@ -217,6 +217,11 @@ def number_labels(
         )
     label_N = np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels))
     return label_N, tuple(numbers)
+
+
+def fold_name(name: str) -> str:
+    """Return the name of a class without differences of case and spaces."""
+    return " ".join(name.casefold().split())
 
 
 def _check_numbers(numbers: set[int], location: str) -> None:
