@@ -76,8 +76,8 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
         _check_output(options.output)
     if remote.is_remote(options.folder):
         remote.check_url("the folder of weights", options.folder)
-    inputs = saved_files.read_inputs(options.folder)
-    inputs = inputs or folders.describe_text_classifier(options.folder)
+    saved_inputs = saved_files.read_inputs(options.folder)
+    inputs = saved_inputs or folders.describe_text_classifier(options.folder)
     if inputs is None:
         raise SpecError(
             f"{options.folder} has no {saved_files.INPUTS_FILE}, which describes the files: "
@@ -95,7 +95,8 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
 
     paths = _list_files(options.files, kind, skip_fault)
     if kind == "text":
-        inputs = {**inputs, "tokenizer": _load_tokenizer(options.folder)}
+        text_tokenizer = _load_tokenizer(options.folder, reads_bytes=saved_inputs is not None)
+        inputs = {**inputs, "tokenizer": text_tokenizer}
     model = load_model(options, inputs, notes.append)
     batch_size = min(model.spec.batch, task_model.MAX_BATCH)
     read_batches = {"table": _read_tables, "text": _read_texts, "images": _read_images}[kind]
@@ -315,11 +316,21 @@ def _read_tables(
             yield ExampleBatch(origins, {"features": x_NF[rows]})
 
 
-def _load_tokenizer(folder: str) -> Tokenizer:
-    """Load the tokenizer that was saved with the checkpoints or exported with the model."""
+def _load_tokenizer(folder: str, *, reads_bytes: bool) -> Tokenizer:
+    """Load the tokenizer that was saved with the checkpoints or exported with the model.
+
+    Without one, a model of ours reads bytes. Raises SpecError for other models.
+    """
     files = saved_files.read_saved_tokenizer(folder)
     files = files or saved_files.read_tokenizer(epath.Path(folder))
-    return HuggingFaceTokenizer(folder, files) if files else ByteTokenizer()
+    if saved_files.TOKENIZER_FILE in files:
+        return HuggingFaceTokenizer(folder, files)
+    if not reads_bytes:
+        raise SpecError(
+            f"{folder} has no {saved_files.TOKENIZER_FILE}, by which its texts become tokens; save "
+            "it there with AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
+        )
+    return ByteTokenizer()
 
 
 def _read_texts(

@@ -149,6 +149,17 @@ def test_regression_predicts_in_the_unit_of_the_label(tmp_path: Path) -> None:
     assert column(rows, "weight") == pytest.approx(expected, rel=1e-4)
 
 
+def test_published_classifier_without_a_tokenizer_does_not_read_bytes(tmp_path: Path) -> None:
+    names = ["BertForSequenceClassification"]
+    config = {"model_type": "bert", "vocab_size": 300, "architectures": names}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    options = programs.Predict(folder=str(tmp_path), files=(str(tmp_path / "a.jsonl"),))
+    with pytest.raises(SpecError, match=r"has no tokenizer\.json, by which its texts"):
+        predict.predict_files(options)
+
+
 def check_image_export(model: Path) -> None:
     """Check the labels and the preprocessing in the files of an exported model of images."""
     config = json.loads((model / "config.json").read_text())
