@@ -103,7 +103,8 @@ class NextToken(Task):
         else:
             logits_BLV = checked_logits(model, model(inputs_BL, *keys), labels_BL)
             self._vocab = logits_BLV.shape[-1]
-            sums, routing = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), None
+            terms = _training_terms(model) if isinstance(model, TorchModel) else losses.PLAIN_TERMS
+            sums, routing = losses.cross_entropy(logits_BLV, labels_BL, weight_BL, terms), None
         metrics = {"accuracy": (sums.correct, sums.weight)}
         bits = sums.nats / math.log(2)
         if (bytes_B := batch.get(TEXT_BYTES)) is not None:
@@ -212,6 +213,13 @@ def has_separate_head(model: Any) -> TypeGuard[SeparateHead]:
     return isinstance(model, LanguageModel)
 
 
+def _training_terms(model: SeparateHead | TorchModel) -> specs.Loss:
+    """Return the terms of a cross-entropy in training; an evaluation has none."""
+    if model.deterministic:
+        return losses.PLAIN_TERMS
+    return specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing)
+
+
 def _score_cross_entropy(
     model: SeparateHead, x_BLD: Array, labels_BL: Array, weight_BL: Array
 ) -> losses.Sums:
@@ -221,10 +229,9 @@ def _score_cross_entropy(
     array of a step. The loss is still computed in float32. Logits with a cap stay in float32,
     because bfloat16 has too few digits for the tanh.
     """
+    score = partial(losses.cross_entropy, terms=_training_terms(model))
     if model.deterministic:
-        return score_logits(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
-    terms = specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing)
-    score = partial(losses.cross_entropy, terms=terms)
+        return score_logits(model, x_BLD, labels_BL, weight_BL, score)
     is_narrow = x_BLD.dtype == jnp.bfloat16 and model.logit_cap is None
     logits_dtype = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
     # Gradients in the forward pass lack the scale of the loss and would underflow in float16.

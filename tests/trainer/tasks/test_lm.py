@@ -14,6 +14,7 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss
 from jaxlaunch.trainer.tasks import lm
 from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.torch_models.network import TorchModel
 
 NAME = "lm"
 
@@ -238,6 +239,32 @@ def test_custom_model_gets_only_attention_mask() -> None:
         SpecError, match="segments or a length, which a custom model does not receive"
     ):
         task.loss(listening, batch | {"length": np.full(1, 5)}, jax.random.key(0))
+
+
+class WholeLogits(TorchModel):
+    """A model of transformers whose logits need more than a matrix."""
+
+    def __init__(self, loss: specs.Loss, deterministic: bool) -> None:
+        self.loss, self.deterministic, self.head_name = loss, deterministic, None
+
+    def __call__(self, tokens_BL: jax.Array, keys: Any = None) -> jax.Array:
+        return jnp.broadcast_to(jnp.arange(4.0), (*tokens_BL.shape, 4))
+
+
+def test_whole_logits_have_the_terms_of_the_loss_in_training() -> None:
+    batch = {"tokens": jnp.array([[0, 1, 3]]), "mask": jnp.ones((1, 2)), "weight": jnp.ones(1)}
+
+    def mean(deterministic: bool, **terms: float) -> float:
+        model = WholeLogits(specs.Loss(**terms), deterministic)
+        loss = NextToken().loss(model, batch, jax.random.key(0))
+        return float(loss.sum / loss.weight)
+
+    log_sum = np.log(np.exp(np.arange(4.0)).sum())
+    plain = log_sum - 2.0
+    assert mean(False) == pytest.approx(plain, rel=1e-5)
+    assert mean(False, z=0.5) == pytest.approx(plain + 0.5 * log_sum**2, rel=1e-5)
+    assert mean(False, smoothing=0.2) == pytest.approx(plain + 0.2 * (2.0 - 1.5), rel=1e-5)
+    assert mean(True, z=0.5, smoothing=0.2) == pytest.approx(plain, rel=1e-5)
 
 
 def test_model_of_another_kind_is_refused() -> None:
