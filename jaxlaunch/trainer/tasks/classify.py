@@ -206,11 +206,16 @@ class Classify(Task):
         return {**inputs, "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first row whose label is not a class of the model, and a sentence about it."""
+        """Return the first row whose label is not a class of the model, and a sentence about it.
+
+        The tokens of texts are checked, too.
+        """
+        is_built_in = type(self).model is Classify.model
+        if is_built_in and (fault := _find_token_fault(spec.model, batch)) is not None:
+            return fault
         if not self.reports_classes(spec):
             return None
-        classes, is_built_in = self._classes, type(self).model is Classify.model
-        text_model = specs.TransformersModel
+        classes, text_model = self._classes, specs.TransformersModel
         if is_built_in and isinstance(spec.model, specs.MLP | specs.ImageModel | text_model):
             classes = spec.model.classes
         if classes is None:
@@ -298,6 +303,27 @@ class Classify(Task):
         # Examples passes a generator to a task whose `example` takes one.
         array_specs = Examples(source, self.example).array_specs
         return array_specs[self._input_key(array_specs)].shape
+
+
+def _find_token_fault(config: Any, batch: Batch) -> tuple[int, str] | None:
+    """Return the first text that the model cannot read, and a sentence about it."""
+    is_text = isinstance(config, specs.TransformersModel) and batch.keys() >= {"tokens", "length"}
+    if not is_text:
+        return None
+    tokens_BL, length_B = batch["tokens"], batch["length"]
+    if tokens_BL.ndim != 2 or length_B.ndim != 1:
+        shapes = f"tokens of shape {[*tokens_BL.shape[1:]]} and a length of {[*length_B.shape[1:]]}"
+        return 0, f"{shapes}; a text has tokens [L] and a length []"
+    size = tokens_BL.shape[1]
+    if size > config.length:
+        return 0, f"{size} tokens, and train.model.length = {config.length}; cut the examples"
+    wrong_B = (length_B < 1) | (length_B > size)
+    if fault := ranges.find_wrong("length", length_B, wrong_B, f"outside 1 to {size}, its tokens"):
+        return fault
+    if config.vocab is None:
+        return None
+    read_BL = np.where(np.arange(size) < length_B[:, None], tokens_BL, 0)
+    return ranges.find_outside("token", read_BL, config.vocab, "the vocabulary")
 
 
 def _read_scale(source: Source, target: str) -> Scale | None:

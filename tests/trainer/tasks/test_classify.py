@@ -115,6 +115,27 @@ def test_label_out_of_range_is_named_with_example(labels: list[Any], words: str)
         batch(labels)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "length", "fault"),
+    [
+        ([[1, 9], [2, -1]], [2, 1], None),
+        ([[1, 2], [2, 10]], [2, 2], (1, "token 10 at place 1, outside 0 to 9, the vocabulary")),
+        ([[1, 2], [2, 3]], [2, 0], (1, "length 0, outside 1 to 2, its tokens")),
+        ([[1, 2], [2, 3]], [3, 1], (0, "length 3, outside 1 to 2, its tokens")),
+        ([[1, 2, 3, 4]], [1], (0, "4 tokens, and train.model.length = 3; cut the examples")),
+        ([1, 2], [1, 1], (0, "tokens of shape [] and a length of []; a text has tokens [L] and")),
+    ],
+)
+def test_tokens_of_texts_are_those_of_the_model(tokens: Any, length: Any, fault: Any) -> None:
+    model = {"transformers": "f", "classes": 2, "vocab": 10, "length": 3}
+    data = {"source": "torch", "dataset": "mine:Texts"}
+    spec = TrainSpec(task=NAME, model=model, data=data)
+    rows = {"tokens": np.array(tokens), "length": np.array(length)}
+    rows["label"] = np.zeros(len(tokens), np.int32)
+    found = Classify().check_batch(spec, rows)
+    assert found == fault or (found[0] == fault[0] and found[1].startswith(fault[1]))
+
+
 def trace_loss(task: Any, model: Any) -> None:
     """Trace the loss of `model`, so that the task knows its classes."""
     images, labels = jnp.zeros((2, 8, 8), jnp.uint8), jnp.zeros(2, jnp.int32)
