@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,7 +221,7 @@ def kill_orphans(value: str, variable: str = contract.UID) -> int:
     entry = f"{variable}={value}".encode()
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while value and (pids := find_processes(entry)) and time.monotonic() < deadline:
-        if any(_AGENT_COMMAND.search(_read_proc(pid, "cmdline")) for pid in pids):
+        if any(_is_agent(pid) for pid in pids):
             break
         for pid in pids:
             _kill_process(pid, entry)
@@ -231,19 +231,36 @@ def kill_orphans(value: str, variable: str = contract.UID) -> int:
     return len(killed_pids)
 
 
-def find_processes(entry: bytes) -> set[int]:
-    """Return the pids of processes with an entry in their environment, which no zombie has."""
+def await_agents(entries: Sequence[bytes], timeout_s: float) -> None:
+    """Wait until no agent has these entries in its environment, and kill what is left then."""
+    deadline = time.monotonic() + timeout_s
+    while pids := find_processes(*entries):
+        late_s = time.monotonic() - deadline
+        if late_s > KILL_TIMEOUT_S:
+            return
+        if late_s >= 0 or not any(_is_agent(pid) for pid in pids):
+            for pid in pids:
+                _kill_process(pid, *entries)
+        time.sleep(10 * POLL_S)
+
+
+def find_processes(*entries: bytes) -> set[int]:
+    """Return the pids of processes with entries in their environment, which no zombie has."""
     names = [item.name for item in os.scandir(_PROC)] if _PROC.is_dir() else []
     pids = {int(name) for name in names if name.isdecimal()} - {os.getpid()}
-    return {pid for pid in pids if _has_entry(pid, entry)}
+    return {pid for pid in pids if _has_entries(pid, entries)}
 
 
-def _has_entry(pid: int, entry: bytes) -> bool:
+def _is_agent(pid: int) -> bool:
+    return _AGENT_COMMAND.search(_read_proc(pid, "cmdline")) is not None
+
+
+def _has_entries(pid: int, entries: Sequence[bytes]) -> bool:
     try:
         is_own_process = (_PROC / str(pid)).stat().st_uid == os.geteuid()
     except OSError:
         return False
-    return is_own_process and entry in _read_proc(pid, "environ").split(b"\0")
+    return is_own_process and {*_read_proc(pid, "environ").split(b"\0")}.issuperset(entries)
 
 
 def _read_proc(pid: int, name: str) -> bytes:
@@ -254,13 +271,13 @@ def _read_proc(pid: int, name: str) -> bytes:
         return b""
 
 
-def _kill_process(pid: int, entry: bytes) -> None:
-    """Kill a process if it still has the entry, because its pid may have been reused."""
+def _kill_process(pid: int, *entries: bytes) -> None:
+    """Kill a process if it still has the entries, because its pid may have been reused."""
     # The process may have ended.
     with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)
         try:
-            if _has_entry(pid, entry):
+            if _has_entries(pid, entries):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         finally:
             os.close(process)

@@ -16,6 +16,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from jaxlaunch.launcher.agent import pack
 from jaxlaunch.launcher.agent.io.link import bracket_ipv6, choose_free_port
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local.ssh_host import HostFacts, Request
+from jaxlaunch.launcher.local.ssh_host import HEARTBEAT_S, HostFacts, Request
 from jaxlaunch.records import codec
 
 # ssh never asks for a password, and ends when the connection was silent for two minutes.
@@ -47,6 +49,15 @@ class SshAgent(subprocess.Popen[bytes]):
         assert self.stdin is not None
         with contextlib.suppress(OSError):
             self.stdin.write(f"{int(sig)}\n".encode())
+
+    def write_heartbeats(self) -> None:
+        """Write an empty line at intervals until ssh ends."""
+        assert self.stdin is not None
+        # A ValueError means that stdin is closed.
+        with contextlib.suppress(OSError, ValueError):
+            while self.poll() is None:
+                self.stdin.write(b"\n")
+                time.sleep(HEARTBEAT_S)
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the agent's exit code, or minus its signal; NO_CONNECTION for a lost host."""
@@ -91,6 +102,8 @@ class SshHosts:
         mark, digest = secrets.token_hex(4), pack.archive_digest()
         file = run_folder / f"{_MARK_PREFIX}{mark}"
         request = Request(os.getcwd(), str(run_folder), [os.getcwd(), *map(str, paths)], file.name)
+        # The key of the gang has this mode, so another user of a host could not read it either.
+        file.touch(mode=0o600)
         file.write_text(mark)
         try:
             for name, facts in zip(self.names, _ask_hosts(self.names, request), strict=True):
@@ -98,7 +111,8 @@ class SshHosts:
                     raise UserError(
                         f"--hosts: {name} does not see the run folder {run_folder}: a file there "
                         f"has {mark} on this machine and {facts.mark or 'nothing'} on {name}.",
-                        "name a folder that all hosts share with --run-dir; nothing is copied.",
+                        "name a folder that all hosts share, as the same user, with --run-dir; "
+                        "nothing is copied.",
                     )
                 if facts.missing_paths:
                     path = facts.missing_paths[0]
@@ -153,6 +167,7 @@ class SshHosts:
         assert agent.stdin is not None
         with contextlib.suppress(OSError):
             agent.stdin.write(_encode_request(request))
+        threading.Thread(target=agent.write_heartbeats, daemon=True).start()
         return agent
 
 
@@ -165,7 +180,14 @@ def _ask_hosts(names: Sequence[str], request: Request) -> list[HostFacts]:
 def _ask_host(name: str, request: Request) -> HostFacts:
     command, data = _ssh_command(name), _encode_request(request)
     try:
-        answer = subprocess.run(command, input=data, capture_output=True, timeout=ANSWER_S)
+        answer = subprocess.run(
+            command,
+            input=data,
+            capture_output=True,
+            timeout=ANSWER_S,
+            # A Ctrl-C must not end ssh: it is handled after the check.
+            start_new_session=True,
+        )
     except subprocess.TimeoutExpired:
         message = f"--hosts: {name} did not answer in {ANSWER_S:.0f} s."
         raise UserError(message, f"try `ssh {name} true`.") from None
@@ -180,7 +202,14 @@ def _ask_host(name: str, request: Request) -> HostFacts:
         raise UserError(
             f"--hosts: ssh to {name} ended with exit code {answer.returncode}: {reason}.", hint
         )
-    return codec.read_record(HostFacts, json.loads(lines[-1]))
+    try:
+        return codec.read_record(HostFacts, json.loads(lines[-1]))
+    except ValueError:
+        text = lines[-1].decode(errors="replace")[:200]
+        raise UserError(
+            f"--hosts: {name} has another jaxlaunch at {sys.executable}, which answered {text!r}.",
+            "install the same version on all hosts.",
+        ) from None
 
 
 def _read_host_name(name: str) -> str:

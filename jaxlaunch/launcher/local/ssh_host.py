@@ -1,8 +1,9 @@
 """The part of `launcher run --hosts` on a host: describe the host, or run its agent.
 
 The launcher starts this module through ssh and writes one JSON object to its stdin. While the agent
-runs, every further line is the number of a signal for it. The end of stdin means that the launcher
-or the connection is gone: then the agent saves and stops, as when its launcher dies on one machine.
+runs, every further line is the number of a signal for it, or is empty. The end of stdin, or its
+silence, means that the launcher or the connection is gone: then the agent saves and stops, as when
+its launcher dies on one machine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -24,6 +26,12 @@ from jaxlaunch.records import codec
 
 # Seconds in which an agent ends after the grace period of its processes.
 END_S = 30.0
+# Interval at which the launcher writes a line, and silence after which it counts as gone.
+HEARTBEAT_S, SILENCE_TIMEOUT_S = 30.0, 120.0
+# The leader binds its port long after the choice, and JAX's coordinators use the default range.
+_LEADER_PORTS = range(10_000, 20_000)
+# The variables that are the same for all agents of one host of a run.
+_HOST_VARIABLES = (contract.RUN_DIR, contract.SLICE, contract.INDEX)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +79,17 @@ def describe_host(request: Request) -> HostFacts:
     except OSError:
         mark = None
     missing_paths = [path for path in request.paths if not os.path.exists(path)]
-    return HostFacts(pack.archive_digest(), mark, missing_paths, choose_free_port())
+    port = choose_free_port(_LEADER_PORTS)
+    return HostFacts(pack.archive_digest(), mark, missing_paths, port)
 
 
 def run_agent(request: Request, stdin: int) -> int:
     """Run the agent until it ends, kill what it leaves behind, and return its exit code."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    variables = {**request.variables, "PATH": path, contract.PARENT: str(os.getpid())}
+    variables = {"PATH": path, **request.variables, contract.PARENT: str(os.getpid())}
+    # An earlier agent, whose connection broke, stops by itself. A second signal would end its save.
+    entries = [f"{name}={variables[name]}".encode() for name in _HOST_VARIABLES]
+    agents.await_agents(entries, SILENCE_TIMEOUT_S + request.grace_s + 2 * END_S)
     agent = subprocess.Popen(
         [sys.executable, "-I", str(agents.pack_agent(Path(request.run_folder)))],
         env={**os.environ, **variables},
@@ -88,8 +100,12 @@ def run_agent(request: Request, stdin: int) -> int:
 
     def forward_signals() -> None:
         with open(stdin, "rb", buffering=0) as lines:
-            for line in lines:
-                agent.send_signal(int(line))
+            while select.select([lines], [], [], SILENCE_TIMEOUT_S)[0]:
+                line = lines.readline()
+                if not line:
+                    break
+                if line.strip():
+                    agent.send_signal(int(line))
         agent.terminate()
         try:
             agent.wait(request.grace_s + END_S)

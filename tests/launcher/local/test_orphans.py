@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import agents, bookkeeping
@@ -62,6 +65,34 @@ def test_processes_of_a_living_agent_are_kept(tmp_path: Path) -> None:
         agent.kill()
         agent.wait()
         assert agents.kill_orphans("uid-of-this") == 2 and not is_alive(below)
+
+
+@pytest.mark.parametrize("saves_in_time", [True, False])
+def test_next_agent_of_a_host_waits_for_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves_in_time: bool
+) -> None:
+    packed = tmp_path / agents.PACKED_NAME.format("0123")
+    packed.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    entries = [f"{contract.UID}=uid-of-this".encode(), b"HOST=1"]
+    monkeypatch.setenv("HOST", "0")
+    with start_process("uid-of-this") as (_, other_host):
+        monkeypatch.setenv("HOST", "1")
+        program = f"exec {sys.executable} -I {packed}"
+        with (
+            start_process("uid-of-this") as (_, below),
+            start_process("uid-of-this", "sh", "-c", program) as (agent, agent_pid),
+        ):
+
+            def end_agent(seconds: float) -> None:
+                if agent.poll() is None:
+                    assert is_alive(below)
+                    agent.kill()
+                    agent.wait()
+
+            if saves_in_time:
+                monkeypatch.setattr(time, "sleep", end_agent)
+            agents.await_agents(entries, 600.0 if saves_in_time else 0.0)
+            assert not is_alive(below) and not is_alive(agent_pid) and is_alive(other_host)
 
 
 def test_orphans_of_a_killed_run_end_before_the_next_start(

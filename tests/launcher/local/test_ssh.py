@@ -51,7 +51,9 @@ def print_facts(**facts: Any) -> str:
 
 
 def test_hosts_that_share_the_folders_are_accepted(check_hosts: Any) -> None:
-    check_hosts('exec sh -c "$command"')
+    # The sixth word is the session, which a Ctrl-C on the terminal does not reach.
+    own_session = 'read -r _ _ _ _ _ session _ </proc/$$/stat; [ "$session" = $$ ] || exit 9'
+    check_hosts(f'{own_session}; exec sh -c "$command"')
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,8 @@ def test_hosts_that_share_the_folders_are_accepted(check_hosts: Any) -> None:
             r"a does not see the run folder .*: a file there has \w{8} on this machine "
             "and nothing on a",
         ),
+        ("echo Hello", "a has another jaxlaunch at .*, which answered 'Hello'"),
+        ("echo '{}'", "a has another jaxlaunch at .*, which answered '{}'"),
         ("exit 255", "ssh to a ended with exit code 255: it printed nothing"),
         ("echo 'Permission denied (publickey).' >&2; exit 255", "255: Permission denied"),
         (f"echo '{sys.executable}: not found' >&2; exit 127", "127: .*python.*: not found"),

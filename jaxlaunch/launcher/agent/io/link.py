@@ -248,11 +248,11 @@ MAX_PORT_TRIES = 1_000
 LISTEN_BACKLOG = 4_096
 
 
-def choose_free_port() -> int:
+def choose_free_port(ports: range = PORT_RANGE) -> int:
     """Return a TCP port that is free on every IPv4 interface. Raises OSError if it finds none."""
     generator = random.SystemRandom()
     for _ in range(MAX_PORT_TRIES):
-        port = generator.choice(PORT_RANGE)
+        port = generator.choice(ports)
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
@@ -260,8 +260,8 @@ def choose_free_port() -> int:
                 continue
             return port
     raise OSError(
-        f"none of {MAX_PORT_TRIES} ports between {PORT_RANGE.start} and {PORT_RANGE.stop - 1} is "
-        "free; end programs that listen on them"
+        f"none of {MAX_PORT_TRIES} ports between {ports.start} and {ports.stop - 1} is free; "
+        "end programs that listen on them"
     )
 
 
