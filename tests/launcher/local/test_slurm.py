@@ -15,7 +15,7 @@ from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.jobs.status.job_status import State
-from jaxlaunch.launcher.local import run_explanation, run_folders, slurm, status
+from jaxlaunch.launcher.local import run_explanation, run_folders, slurm, slurm_job, status
 from jaxlaunch.launcher.local.run import LocalRun
 from jaxlaunch.runs import layout
 from tests.launcher.report import made_runs
@@ -178,6 +178,8 @@ def test_explanation_of_slurm_run_names_its_commands(
         return status.run_status(run).state, run_explanation.explain_run(run, None)
 
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    # A busy machine may delay the stub for long, and no answer means that the job is queued.
+    monkeypatch.setattr(slurm_job, "TIMEOUT_S", 600.0)
     state, answer = explain("echo PENDING", is_requeued=True)
     assert (state, answer.headline) == (State.RESTARTING, "x waits until Slurm starts job 7 again")
     assert answer.commands == (("squeue", "--jobs=7"),)
