@@ -40,7 +40,15 @@ if kind == "late":
     train(3)
 if kind == "hang":
     train(3 if rank == 1 else 100000)
+if kind == "rejoin" and attempt == 2:
+    assert os.path.exists("rejoin-saved")
 if rank == 1:
+    if kind == "rejoin":
+        def save(*_):
+            time.sleep(2)
+            open("rejoin-saved", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.signal(signal.SIGTERM, save)
     if kind == "raise":
         raise ValueError("a bad batch")
     if kind == "late":
@@ -90,6 +98,7 @@ RESTARTS = {
     "again": "{in_place: 1, crash: 0}",
     "requeue": "{in_place: 1, crash: 0, codes: {42: free}}",
     "kill": "{in_place: 0, crash: 1}",
+    "rejoin": "{in_place: 1, crash: 1}",
 }
 # Jobs that fail on both ranks.
 FAIL_TOGETHER = {"alone", "nan", "refused"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,6 +52,7 @@ set -e
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 mount --bind {folder}/shadow /etc/shadow
+mount --bind {folder}/passwd /etc/passwd
 exec {sshd} -D -e -f {config}
 """
 
@@ -62,6 +64,10 @@ class SshHosts:
         self.folder, self.daemons = folder, dict[str, subprocess.Popen[bytes]]()
         # sshd lets nobody in whose account is locked, as root's may be.
         (folder / "shadow").write_text("root:*:1:0:99999:7:::\n")
+        # The start files of root's own shell may wait for a lock that an ended host left.
+        account = f"root:x:0:0::{folder}:/bin/sh"
+        accounts = re.sub("(?m)^root:.*", account, Path("/etc/passwd").read_text())
+        (folder / "passwd").write_text(accounts)
         subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", folder / "key"], check=True)
         config = ""
         for host in "ab":
@@ -105,9 +111,9 @@ class SshHosts:
             text=True,
         )
 
-    def wait_for_ranks(self, kind: str, run: subprocess.Popen[str]) -> None:
+    def wait_for_ranks(self, kind: str, run: subprocess.Popen[str], attempt: int = 1) -> None:
         def have_started() -> bool:
-            return len(list(self.folder.glob(f"{kind}-1-*"))) == 2
+            return len(list(self.folder.glob(f"{kind}-{attempt}-*"))) == 2
 
         assert poll_until(lambda: have_started() or run.poll() is not None)
         assert have_started(), run.communicate()[1]
@@ -130,36 +136,50 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
             ssh_hosts.stop_host(host)
 
 
+def cut_connection(run: subprocess.Popen[str]) -> None:
+    """Break the connection to b."""
+    (connection,) = (
+        pid
+        for pid in child_pids(run.pid)
+        if b"\0--\0b\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(connection, signal.SIGKILL)
+
+
 def has_processes(run_folder: Path) -> bool:
     return bool(agents.find_processes(f"{contract.RUN_DIR}={run_folder}".encode()))
 
 
 def test_jobs_end_as_on_one_machine(hosts: SshHosts) -> None:
-    waiting = ("stop", "cut", "host")
+    waiting = ("stop", "cut", "rejoin", "host")
     kinds = ("done", "raise", "kill", "lose", "exit", "again")
-    runs = {kind: hosts.start_run(kind) for kind in (*kinds, *waiting)}
-    run_folders = {kind: hosts.folder / "runs" / kind for kind in runs}
-    for kind in waiting:
-        hosts.wait_for_ranks(kind, runs[kind])
-    runs["stop"].send_signal(signal.SIGINT)
-    # The connection to b breaks.
-    (connection,) = (
-        pid
-        for pid in child_pids(runs["cut"].pid)
-        if b"\0--\0b\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    os.kill(connection, signal.SIGKILL)
-    for kind in runs:
-        if kind != "host":
+    runs = dict[str, subprocess.Popen[str]]()
+    # The runs start one after the other, because JAX uses its port long after it was chosen.
+    for kind in (*kinds, *waiting):
+        runs[kind] = hosts.start_run(kind)
+        if kind in waiting:
+            hosts.wait_for_ranks(kind, runs[kind])
+        else:
             runs[kind].communicate()
+    run_folders = {kind: hosts.folder / "runs" / kind for kind in runs}
+    runs["stop"].send_signal(signal.SIGINT)
+    cut_connection(runs["cut"])
+    # The next agent on b starts after the save of the earlier one.
+    cut_connection(runs["rejoin"])
+    hosts.wait_for_ranks("rejoin", runs["rejoin"], attempt=2)
+    runs["rejoin"].send_signal(signal.SIGINT)
+    for kind in ("stop", "cut", "rejoin"):
+        runs[kind].communicate()
     hosts.stop_host("b")
     runs["host"].communicate()
 
-    codes = {kind: CODES[kind] for kind in kinds} | {"stop": 80, "cut": 80, "host": 81}
+    codes = {kind: CODES[kind] for kind in kinds} | dict.fromkeys(waiting, 80) | {"host": 81}
     assert {kind: run.returncode for kind, run in runs.items()} == codes
-    ranks = {**dict.fromkeys(runs, 1), "done": None, "again": None, "stop": None, "cut": None}
+    whole_gang = ("done", "again", "stop", "cut", "rejoin")
+    ranks = {**dict.fromkeys(runs, 1), **dict.fromkeys(whole_gang)}
     assert {kind: read_verdict(folder)[1] for kind, folder in run_folders.items()} == ranks
-    assert read_verdict(run_folders["stop"])[0] == contract.INTERRUPTED
+    for kind in ("stop", "rejoin"):
+        assert read_verdict(run_folders[kind])[0] == contract.INTERRUPTED
     assert read_verdict(run_folders["host"])[0] == "lost"
     for folder in run_folders.values():
         assert poll_until(lambda: not has_processes(folder)), folder  # noqa: B023
