@@ -435,8 +435,9 @@ def _built_in_spec(
 ) -> TrainSpec:
     """Return a spec of the built-in classification task that is sufficient for predictions."""
     keys = {"task": specs.CLASSIFY, "model": model.model_dump(), "precision": precision}
-    if inputs["kind"] == "text":
-        keys["data"] = {"source": "text", "path": ".", "format": LABEL_FORMAT}
     keys |= {"loss": {"target": inputs["target"]}, "batch": MAX_BATCH}
+    if inputs["kind"] == "text":
+        # The loss of a training of texts has no target; that of a published model is its own.
+        keys |= {"data": {"source": "text", "path": ".", "format": LABEL_FORMAT}, "loss": {}}
     # SGD has no state, so no memory is wasted on an optimizer.
     return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})

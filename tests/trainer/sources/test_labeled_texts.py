@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.evaluation import task_model
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.sources import labeled_texts
 from jaxlaunch.trainer.sources.open import open_source
@@ -209,3 +210,5 @@ def test_folder_says_what_its_logits_are(tmp_path, keys, target, label):
     (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
     inputs = folders.describe_text_classifier(str(tmp_path))
     assert (inputs["target"], inputs.get("label")) == (target, label)
+    model = task_model._read_model(str(tmp_path), inputs)
+    assert task_model._built_in_spec(inputs, model, "fp32").model.classes == len(inputs["classes"])
