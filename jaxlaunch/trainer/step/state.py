@@ -44,7 +44,7 @@ from jaxlaunch.trainer.spec import (
 )
 from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.task import Task, check_arrays, checked_model
-from jaxlaunch.trainer.torch_models.network import TorchClassifier, TorchModel
+from jaxlaunch.trainer.torch_models.network import TorchModel
 
 Batch = Mapping[str, Any]
 # Name -> array, or ShapeDtypeStruct.
@@ -276,11 +276,7 @@ class StateBuilder:
             model = nnx.eval_shape(self._build_model)
         self.arrays = ModelArrays(model)
         # A classifier has only the logits of its classes.
-        self._has_whole_logits = (
-            isinstance(model, TorchModel)
-            and not isinstance(model, TorchClassifier)
-            and model.head_name is None
-        )
+        self._has_whole_logits = type(model) is TorchModel and model.head_name is None
         self.axes = sharding.axes_by_path(task.sharding, self.arrays.axes)
         self._base_names = frozenset(filter(self._is_base_name, self.arrays.params))
         saved = self.saved_params(self.arrays.params)
