@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 import time
@@ -17,13 +16,14 @@ from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.errors import ClusterError, WaitTimeoutError
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.jobs.lifecycle import wait_for_end
+from jaxlaunch.launcher.jobs.lifecycle import ignore_message, wait_for_end
 from jaxlaunch.launcher.jobs.logs.follow import DRAIN_TIMEOUT_S
 from jaxlaunch.launcher.jobs.status.job_status import State
 from jaxlaunch.launcher.kubernetes import transport
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
 from jaxlaunch.launcher.kubernetes.labels import JOB_UID
+from jaxlaunch.launcher.kubernetes.watch import Outage
 from jaxlaunch.launcher.manifests.jobset import prepare
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import ProgressAnnotation
@@ -100,21 +100,37 @@ def submit_job(
     )
 
 
-def server_away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -> None:
-    """Let the server fail for this long by Clock; when it is back, the job has code 83."""
-    back_at = math.inf
+@pytest.fixture
+def outage_reported(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the launcher has reported that the server does not answer."""
+    reported, report_outage = threading.Event(), Outage.report_outage
+
+    def report_and_note(outage: Outage) -> None:
+        report_outage(outage)
+        # While the log is followed, the wait for the end reports nothing.
+        is_shown = outage._say is not ignore_message
+        if outage._reported_at is not None and is_shown:
+            reported.set()
+
+    monkeypatch.setattr(Outage, "report_outage", report_and_note)
+    return reported
+
+
+def server_away(
+    server: Server, fault: Fault, status: dict[str, Any], end: threading.Event | None = None
+) -> None:
+    """Let the server fail until `end` is set; when it is back, the job has code 83."""
 
     def fails(handler: Handler) -> bool:
         is_submitting = "configmaps" in handler.at  # which a slow machine still asks about
-        return not is_submitting and Clock.monotonic() < back_at and fault(handler)
+        is_back = end is not None and end.is_set()
+        return not is_submitting and not is_back and fault(handler)
 
     def begins(handler: Handler) -> bool:
         server.put(AT, apiserver.merge_patch(server.objects[AT], {"status": status}))
         pod = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
         server.put(PODS.path("team", pod["metadata"]["name"]), pod)
         server.put(PODS.path("team", pod["metadata"]["name"], "log"), {"text": ""})
-        nonlocal back_at
-        back_at = Clock.monotonic() + seconds
         server.on("GET", "", *[fails] * 10_000)
         return False
 
@@ -132,9 +148,13 @@ def server_away(server: Server, fault: Fault, seconds: float, status: dict[str, 
     ids=["refused", "503", "429"],
 )
 def test_wait_survives_silent_server(
-    server: Server, submit_job: Submit, option: str, fault: Fault
+    server: Server,
+    submit_job: Submit,
+    outage_reported: threading.Event,
+    option: str,
+    fault: Fault,
 ) -> None:
-    server_away(server, fault, 100.0, {"terminalState": "Failed"})
+    server_away(server, fault, {"terminalState": "Failed"}, outage_reported)
     result = submit_job(option)
     assert result.code == 83, result.err
     assert re.search(
@@ -146,7 +166,7 @@ def test_wait_survives_silent_server(
 
 
 def test_wait_survives_refused_connections(
-    server: Server, start_relay: Relay, submit_job: Submit
+    server: Server, start_relay: Relay, submit_job: Submit, outage_reported: threading.Event
 ) -> None:
     """It goes while the log is followed, and the job ends meanwhile."""
     pod = objects.pod(0)
@@ -164,7 +184,7 @@ def test_wait_survives_refused_connections(
         server.put(
             AT, apiserver.merge_patch(server.objects[AT], {"status": {"terminalState": "Failed"}})
         )
-        Clock.sleep(100)
+        outage_reported.wait(60)
         start_relay.accept()
 
     def followed(handler: Handler) -> bool:
@@ -187,7 +207,7 @@ def test_wait_survives_refused_connections(
 
 
 def test_time_limit_during_outage_exits_124(server: Server, submit_job: Submit) -> None:
-    server_away(server, drop_connection, math.inf, {})
+    server_away(server, drop_connection, {})
     result = submit_job("--wait", "--timeout", "1s")
     assert result.code == 124
     assert "lm has not ended and keeps running" in result.err
@@ -197,7 +217,7 @@ def test_lost_server_ends_wait_without_network_advice(
     server: Server, submit_job: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.ERROR_TIMEOUT_S", 60.0)
-    server_away(server, drop_connection, math.inf, {})
+    server_away(server, drop_connection, {})
     result = submit_job("--wait")
     assert result.code == 3
     assert (
