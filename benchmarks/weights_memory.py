@@ -74,9 +74,12 @@ def measure_reading(folder: str, fsdp: int) -> dict[str, float]:
     from jaxlaunch.trainer.parallel import mesh as meshes
     from jaxlaunch.trainer.parallel.sharding import state_sharding
     from jaxlaunch.trainer.spec import Mesh
-    from jaxlaunch.trainer.torch_models import axes, build, weights
+    from jaxlaunch.trainer.torch_models import axes, modules, weights
+    from jaxlaunch.trainer.torch_models.network import build_torch_module
 
-    module, mesh = build.empty_module(folder), meshes.build_mesh(Mesh(fsdp=fsdp))
+    modules.import_libraries()
+    module = build_torch_module(modules.read_config(folder))
+    mesh = meshes.build_mesh(Mesh(fsdp=fsdp))
     axes_by_name = axes.parameter_axes(module)
     targets = {}
     for name, parameter in module.named_parameters():
