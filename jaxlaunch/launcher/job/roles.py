@@ -40,11 +40,11 @@ def sort_roles(settings: Mapping[str, Role]) -> list[str]:
 def role_document(source: Document, name: str) -> Document:
     """Return the document of a role: its own keys, and the keys of the job that it does not set."""
     block = source.data["jobs"][name]
-    own = {key: value for key, value in block.items() if key not in Role.model_fields}
-    replaced = {"jobs", *own} - {*_MERGED_KEYS}
-    replaced |= _PROGRAM_KEYS if _PROGRAM_KEYS & own.keys() else set()
+    role_data = {key: value for key, value in block.items() if key not in Role.model_fields}
+    replaced = {"jobs", *role_data} - {*_MERGED_KEYS}
+    replaced |= _PROGRAM_KEYS if _PROGRAM_KEYS & role_data.keys() else set()
     data = {key: value for key, value in source.data.items() if key not in replaced}
-    for key, value in own.items():
+    for key, value in role_data.items():
         default = data.get(key)
         is_merged = isinstance(default, dict) and isinstance(value, dict)
         data[key] = default | value if is_merged else value

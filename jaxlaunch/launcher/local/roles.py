@@ -295,8 +295,8 @@ def _make_runs(file: JobFile, local: LocalRun) -> dict[str, _RoleRun]:
     for role in file.roles:
         job = role.file.spec
         # A volume is the same folder for all roles.
-        own = {volume.name for volume in job.volumes} | {volume.path for volume in job.volumes}
-        volumes = {name: path for name, path in local.volumes.items() if name in own}
+        names = {volume.name for volume in job.volumes} | {volume.path for volume in job.volumes}
+        volumes = {name: path for name, path in local.volumes.items() if name in names}
         mounts = local_paths.map_paths(job, local.base, local.folder, volumes).mounts
         role_local = dataclasses.replace(
             local,
@@ -349,6 +349,6 @@ def share_devices(
             raise UserError(f"Roles {names} use {total} GPUs, and {shown}.", hint)
         remaining = iter(devices)
         for role in users:
-            own = [next(remaining) for _ in range(role.file.spec.accelerator.per_host)]
-            variables[role.name] = {variable: ",".join(own)}
+            role_devices = [next(remaining) for _ in range(role.file.spec.accelerator.per_host)]
+            variables[role.name] = {variable: ",".join(role_devices)}
     return variables

@@ -319,7 +319,7 @@ def _patience_s(stream: TextIO) -> float:
 
 
 class _SignalTarget(Protocol):
-    """What a signal stops: the agents of a gang, or the gangs of all roles."""
+    """The target of a signal: the agents of a gang, or the gangs of all roles."""
 
     def send_signal(self, number: int) -> None: ...
 

@@ -57,7 +57,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class HostFacts:
-    """What the launcher compares with its own machine.
+    """Facts about a host, which the launcher compares with its own machine.
 
     Attributes:
         digest: Digest of the agent that jaxlaunch on the host has.

@@ -1,4 +1,4 @@
-"""What Kubernetes does with failed pods: the failure policies of JobSet and Jobs. Pure."""
+"""The failure policies of a JobSet and its Jobs, which decide what follows a failed pod. Pure."""
 
 from __future__ import annotations
 
